@@ -1,6 +1,7 @@
 #include "kvk/ep.h"
 
-#define LINE 64u /* bytes a flag has for itself, so that pollers and writers of two do not meet; regions begin there */
+#define LINE   64u  /* bytes a flag has for itself, so that pollers and writers of two do not meet */
+#define REGION 256u /* regions begin at multiples: a row that begins amid 128 bytes crosses a link in more packets */
 
 static size_t round_up(size_t n, size_t to)
 {
@@ -38,7 +39,7 @@ static const char *find_fault(const kvk_ep_shape_t *s)
 /* Offset of `count` things of `bytes` behind *p_end, which is moved on. The largest shape has a heap of 400 GB. */
 static size_t append(size_t *p_end, size_t count, size_t bytes)
 {
-	const size_t at = round_up(*p_end, LINE);
+	const size_t at = round_up(*p_end, REGION);
 
 	*p_end = at + count * bytes;
 
@@ -70,7 +71,7 @@ kv_status_t kvk_ep_plan(const kvk_ep_shape_t *shape, kvk_ep_plan_t *plan, const 
 	p.rows = append(&end, slots * records, p.row_bytes);
 	p.notes = append(&end, slots * records, p.note_bytes);
 	p.parts = append(&end, slots * shape->groups * shape->max_tokens, p.row_bytes);
-	p.heap_bytes = round_up(end, LINE);
+	p.heap_bytes = round_up(end, REGION);
 	/* Each token has at most top_k experts on one rank, and no more than that has. */
 	p.max_rows = (uint32_t)records * (shape->top_k < p.rank_experts ? shape->top_k : p.rank_experts);
 	p.index_bytes = slots * (p.rank_experts + 1u + p.max_rows + records * shape->top_k) * sizeof(uint32_t);
