@@ -17,7 +17,7 @@ include=(-I kernels/include -I common/include -I kernels -I bench ${XXHASH_INCLU
 
 c()
 {
-	gcc -std=gnu17 -O2 -g -D_GNU_SOURCE -Wall -Wextra "${include[@]}" "${@:2}" -c -o "$build/${1//\//_}.o" "$1"
+	gcc -std=gnu17 -O2 -g -D_GNU_SOURCE '-DKVD_VERSION="of run.sh"' -Wall -Wextra "${include[@]}" "${@:2}" -c -o "$build/${1//\//_}.o" "$1"
 }
 
 # By hand what CMake builds where all of its packages are: the parts of kvd that copy, the harness, and the programs.
@@ -30,7 +30,7 @@ build_all()
 		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_90,code=sm_90 "${include[@]}" -o "$build/ep.fatbin" kernels/ep/device/ep.cu
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
-	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status}.c common/text/{text,utf8}.c common/option/units.c \
+	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status}.c common/text/{text,utf8}.c common/option/units.c common/os/{version,no_revision}.c \
 		kernels/{layout,cpu,cuda,cuda/driver,ep}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
 		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\"" "-DKVK_EP_FATBIN=\"$(realpath "$build")/ep.fatbin\"" -ffp-contract=off
 	done
