@@ -306,6 +306,7 @@ static int add_part(world_t *w, u_load_t *load, uint32_t group)
 	ids[n + lacks] = WR_BLOCKS + u_roll(w, 9);
 	w->wr.group = bad && u_one_in(w, 2) ? UNKNOWN_GROUP : group;
 	w->wr.forge_n = forged ? 2 * WR_BLOCKS : 0;
+	w->wr.handle = &handle; /* the daemon may have heard of a damaged block */
 	if (load->lease[0]) {
 		wr_add_part(&w->wr, leased, ids, n + lacks + bad);
 	} else {
@@ -317,6 +318,7 @@ static int add_part(world_t *w, u_load_t *load, uint32_t group)
 	}
 	load->lease[load->lease[0] ? 1 : 0] = leased;
 	w->wr.forge_n = 0;
+	w->wr.handle = NULL;
 	w->now.leased |= !load->flags;
 
 	return bad ? 2 : 1;

@@ -493,7 +493,11 @@ void wr_add_part(wr_t *wr, const kvc_lease_t *lease, const uint32_t *ids, uint32
 	kvx_msg_part_t part = {.n = n, .group = wr->group, .mem = wr->mem};
 
 	if (lease) {
-		assert_int_equal(kvc_lease_export(lease, &part.lease), KVC_OK);
+		if (wr->handle) {
+			part.lease = *wr->handle;
+		} else {
+			assert_int_equal(kvc_lease_export(lease, &part.lease), KVC_OK);
+		}
 		part.first = kvc_lease_skip(lease);
 		part.lease.n = wr->forge_n ? wr->forge_n : part.lease.n;
 	}

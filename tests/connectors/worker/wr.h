@@ -50,12 +50,13 @@ typedef struct wr {
 	uint64_t promote_rate;
 
 	/* What step messages say from now on. */
-	uint32_t number;     /* of the space */
-	uint32_t group;      /* of loads and saves */
-	uint32_t mem;        /* of a load's next part */
-	uint32_t timeout_ms; /* of loads */
-	const char *request; /* of loads; NULL: one for each load */
-	uint32_t forge_n;    /* leases pretend to have this many blocks; 0: no */
+	uint32_t number;            /* of the space */
+	uint32_t group;             /* of loads and saves */
+	uint32_t mem;               /* of a load's next part */
+	uint32_t timeout_ms;        /* of loads */
+	const char *request;        /* of loads; NULL: one for each load */
+	const kvc_handle_t *handle; /* of the lease of the next part; NULL: it is exported */
+	uint32_t forge_n;           /* leases pretend to have this many blocks; 0: no */
 
 	rig_t rig;
 	kvk_layout_t layout;
