@@ -93,14 +93,17 @@ extern "C" __global__ void kvk_ep_wait(const __grid_constant__ kvk_ep_args_t a)
 	kvk_ep_state_t *state = state_of(a);
 
 	while (!state->failed) {
+		/* Before the flags are read, as in rank.c: a rank that stood still in between would name those that have
+		 * come since. */
+		const bool told = lane < ranks && load_acquire(a.heaps[a.rank] + kvk_ep_report_at(&a.plan, lane)) != 0;
+		const bool is_over = __any_sync(ALL, told || now_ns() - start > a.timeout_ns);
 		const bool here = lane >= ranks || kvk_ep_has_arrived(load_acquire(a.heaps[a.rank] + kvk_ep_flag_at(&a.plan, a.kind, lane)), number);
 		const uint32_t missing = __ballot_sync(ALL, !here);
-		const bool told = lane < ranks && load_acquire(a.heaps[a.rank] + kvk_ep_report_at(&a.plan, lane)) != 0;
 
 		if (missing == 0) {
 			break;
 		}
-		if (__any_sync(ALL, told) || __any_sync(ALL, now_ns() - start > a.timeout_ns)) {
+		if (is_over) {
 			const uint64_t calls = state->done[0] + state->done[1] + state->done[2] + state->done[3] + 1;
 
 			if (lane < ranks) {

@@ -21,10 +21,15 @@ static void store_release(uint64_t at, uint64_t value)
 
 extern "C" {
 uint64_t lanes_clock; // goes on as it is looked at
+void (*lanes_look_at_clock)(void); // what happens then; null: nothing
 }
 
 static uint64_t now_ns()
 {
+	if (lanes_look_at_clock) {
+		lanes_look_at_clock();
+	}
+
 	return lanes_clock += 1000;
 }
 

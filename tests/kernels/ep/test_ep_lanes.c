@@ -10,6 +10,7 @@
 void lanes_launch_ep(const char *name, unsigned grid, unsigned threads, unsigned shared_bytes, const void *args);
 void lanes_seed(uint64_t seed);
 extern uint64_t lanes_clock;
+extern void (*lanes_look_at_clock)(void);
 
 enum { RANDOM, SKEWED, ONE_HOT, LOCAL, SPARSE, ROUTINGS };
 
@@ -329,6 +330,37 @@ KV_TEST_BETWEEN(p6_a_rank_that_never_sends_is_named_by_the_others, (void)0, clos
 	assert_int_equal(kvk_ep_gpu_check(w.eps[0], &report), KV_ERR_TIMEOUT);
 	assert_int_equal(report.lost, 1u << 3);
 	assert_int_equal(report.stats.combine_bytes, 0);
+}
+
+static uint32_t looks;
+
+/* The last of the waiting lanes, before it knows what time it is: an hour passes, and the other rank comes. */
+static void stand_still(void)
+{
+	if (++looks == 64) {
+		lanes_clock += UINT64_C(3600000000000);
+		*(uint64_t *)(uintptr_t)(w.heaps[0] + kvk_ep_flag_at(&w.plan, KVK_EP_DISPATCH, 1)) = 1;
+	}
+}
+
+KV_TEST_BETWEEN(p6_a_rank_that_stood_still_names_nobody_who_has_come, (void)0, close_group())
+{
+	const kvk_ep_shape_t s = {2, 6, 2, 16, 8, 2, 2};
+	kvk_ep_gpu_report_t report;
+	kvk_ep_gpu_rows_t rows;
+	uint64_t number;
+
+	w.rng.state = kv_test_seed();
+	open_group(&s, 2, 1000);
+	draw_batch(&w.batches[0][0], 0, RANDOM);
+	assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[0], &w.batches[0][0].tokens, NULL, &number), KV_OK);
+	looks = 0;
+	lanes_look_at_clock = stand_still;
+	assert_int_equal(kvk_ep_gpu_dispatch_recv(w.eps[0], 1, NULL, &rows), KV_OK);
+	lanes_look_at_clock = NULL;
+	assert_true(looks >= 64);
+	assert_int_equal(kvk_ep_gpu_check(w.eps[0], &report), KV_OK);
+	assert_int_equal(report.lost, 0);
 }
 
 KV_TEST_MAIN(NULL, NULL)
