@@ -53,6 +53,11 @@ static const char *open_devices()
 		config.device = d;
 		must_kv(kvk_gpu_open(&config, &device.kvk));
 		devices.push_back(device);
+		if (can) { /* kvk maps heaps; this is for the copies that they are compared with */
+			on(device);
+			(void)cudaDeviceEnablePeerAccess(1 - d, 0);
+			(void)cudaGetLastError(); // it may have it already
+		}
 	}
 	CU(cudaHostAlloc((void **)&gate, sizeof *gate, cudaHostAllocPortable | cudaHostAllocMapped));
 	printf("# %s, %zu of them\n", kvk_gpu_describe(devices[0].kvk), devices.size());
@@ -627,13 +632,6 @@ static void link_rows(uint32_t hidden, uint32_t sms)
 		on(g.ranks[r].device);
 		from.push_back(device_array<uint8_t>(bytes));
 		to.push_back(device_array<uint8_t>(bytes));
-	}
-	if (two) {
-		for (int d = 0; d < 2; d++) {
-			CU(cudaSetDevice(d));
-			(void)cudaDeviceEnablePeerAccess(1 - d, 0);
-			(void)cudaGetLastError();
-		}
 	}
 	const auto rate = [&](double seconds) { return (double)bytes / seconds / 1e9; };
 	const side_t moves = [&] { return rate(in_parts()); };
