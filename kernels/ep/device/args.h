@@ -34,7 +34,7 @@ typedef struct kvk_ep_state {
 	uint32_t totals[KVK_EP_MAX_RANKS]; /* records of the dispatch that is being sent, of each rank */
 	uint32_t arrived[4];               /* blocks of the half's kernel that have ended */
 	uint32_t failed;                   /* a rank is lost */
-	uint32_t refused; /* experts that there are not, named by tokens so far */
+	uint32_t refused;                  /* experts that there are not, named by tokens so far */
 } kvk_ep_state_t;
 
 typedef struct kvk_ep_args {
