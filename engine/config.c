@@ -92,7 +92,7 @@ static const char *complaint(const kve_config_t *c)
 		return "heads is not a multiple of kv_heads";
 	}
 	if (c->heads == 0 || c->heads / c->kv_heads > KVE_MAX_GROUP) {
-		return "more than 4 query heads share a KV head";
+		return "more than 16 query heads share a KV head";
 	}
 	if (!lanes(c->head_dim, 256)) {
 		return "head_dim is not a multiple of 16 up to 256";

@@ -94,11 +94,16 @@ static void draw_layer(draw_t *draw, const kve_config_t *c, kve_layer_t *layer)
 	}
 }
 
+size_t kve_weights_count(const kve_config_t *config)
+{
+	return 2 * (size_t)config->vocab * config->hidden + config->hidden + config->layers * layer_floats(config);
+}
+
 kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config)
 {
 	const size_t table = (size_t)config->vocab * config->hidden;
 	draw_t draw = {.state = config->seed};
-	kve_weights_t w = {.count = 2 * table + config->hidden + config->layers * layer_floats(config)};
+	kve_weights_t w = {.count = kve_weights_count(config)};
 
 	if (kve_config_check(config, NULL) != KV_OK) {
 		return KV_ERR_ARG;

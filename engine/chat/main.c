@@ -442,6 +442,16 @@ static void print_report(const options_t *o, report_t *report, kve_parallel_t *r
 	}
 }
 
+static void complain_of_memory(const kve_parallel_config_t *config)
+{
+	const kve_config_t *model = &config->engine.model;
+	const double gib = (double)sizeof(float) / (double)((size_t)1 << 30);
+	const double cache = (double)kve_cache_page(model) * model->layers * config->engine.cache_blocks;
+
+	(void)fprintf(stderr, "kve-chat: no memory for the model: %.1f GiB of weights, and %.1f GiB of cache a rank\n",
+		      gib * (double)kve_weights_count(model), gib * cache);
+}
+
 static int run(const options_t *o, report_t *report)
 {
 	const kve_parallel_config_t config = {
@@ -456,9 +466,14 @@ static int run(const options_t *o, report_t *report)
 	};
 	kve_parallel_t *ranks;
 	uint32_t unsaved = 0;
+	const kv_status_t status = kve_parallel_create(&config, &ranks);
 
-	if (kve_parallel_create(&config, &ranks) != KV_OK) {
+	if (status == KV_ERR_NOMEM) {
+		complain_of_memory(&config);
+	} else if (status != KV_OK) {
 		(void)fputs("kve-chat: the engine cannot be created\n", stderr);
+	}
+	if (status != KV_OK) {
 		return EXIT_SETUP;
 	}
 	if (run_chat(ranks, &o->workload, report) != 0) {

@@ -4,19 +4,17 @@
 void kve_matmul(const float *x, uint32_t rows, const kve_matrix_t *w, float *y)
 {
 	for (uint32_t o = 0; o < w->out; o += KVE_PANEL) {
-		for (uint32_t r = 0; r < rows; r += 4) {
-			const kve_tile_t tile = {
-				.x = x + (size_t)r * w->in,
-				.x_stride = w->in,
-				.w = w->data + (size_t)o * w->in,
-				.w_stride = KVE_PANEL,
-				.y = y + (size_t)r * w->out + o,
-				.y_stride = w->out,
-				.rows = rows - r < 4 ? rows - r : 4,
-				.terms = w->in,
-			};
+		const kve_tile_t tile = {
+			.x = x,
+			.x_stride = w->in,
+			.w = w->data + (size_t)o * w->in,
+			.w_stride = KVE_PANEL,
+			.y = y + o,
+			.y_stride = w->out,
+			.rows = rows,
+			.terms = w->in,
+		};
 
-			kve_tile(&tile);
-		}
+		kve_tile(&tile);
 	}
 }

@@ -65,18 +65,27 @@ ALWAYS_INLINE void rows_of(const kve_tile_t *t, const uint32_t rows)
 
 ALWAYS_INLINE void any_rows(const kve_tile_t *t)
 {
-	switch (t->rows) {
+	kve_tile_t four = *t;
+
+	for (; four.rows > 4; four.rows -= 4) {
+		rows_of(&four, 4);
+		four.x += 4 * four.x_stride;
+		four.y += 4 * four.y_stride;
+	}
+	switch (four.rows) {
 	case 4:
-		rows_of(t, 4);
+		rows_of(&four, 4);
 		break;
 	case 3:
-		rows_of(t, 3);
+		rows_of(&four, 3);
 		break;
 	case 2:
-		rows_of(t, 2);
+		rows_of(&four, 2);
+		break;
+	case 1:
+		rows_of(&four, 1);
 		break;
 	default:
-		rows_of(t, 1);
 		break;
 	}
 }

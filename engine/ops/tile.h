@@ -1,4 +1,4 @@
-/* tile.h -- the one inner loop of the engine: up to 4 rows times 16 outputs, each output summed in index order. */
+/* tile.h -- the one inner loop of the engine: rows times 16 outputs, each output summed in index order. */
 #ifndef KVE_TILE_H
 #define KVE_TILE_H
 
@@ -12,7 +12,7 @@ typedef struct kve_tile {
 	size_t w_stride;
 	float *y;
 	size_t y_stride;
-	uint32_t rows; /* 1 to 4                                                 */
+	uint32_t rows;
 	uint32_t terms;
 	int accumulate; /* 1: go on from what y holds, as if it were one long sum */
 } kve_tile_t;

@@ -100,6 +100,14 @@ changed 's/"seed": 1/"quantization_config": {}/' '"quantization_config" is not s
 changed 's/"num_attention_heads": 4/"num_attention_heads": 5/' '"num_attention_heads" must'
 changed 's/"seed": 1/"reduction_groups": 3/' '"reduction_groups" does not divide'
 changed '1d' JSON
+# Where memory does not suffice the sum is said. A program with AddressSanitizer does not start within that limit.
+if (ulimit -v 4194304 && exec "$1" --help) >/dev/null 2>&1; then
+	sed 's/"vocab_size": 1024/"vocab_size": 1048576/; s/"hidden_size": 128/"hidden_size": 1024/' "$dir/config.json" >"$dir/large.json"
+	code=0
+	(ulimit -v 4194304 && exec $chat --config "$dir/large.json") 2>"$dir/err" || code=$?
+	[ "$code" -eq 70 ]
+	[[ $(<"$dir/err") == *'no memory for the model: 8.'*' GiB of weights'* ]]
+fi
 refuses 'cannot be read' --config "$dir/none"
 
 # Nothing that it was to write is lost in silence.

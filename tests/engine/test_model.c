@@ -98,7 +98,14 @@ static void equals_the_plain_one(const kve_config_t *config, uint32_t length)
 
 KV_TEST(the_paged_model_equals_the_plain_one_bit_for_bit)
 {
+	const uint32_t groups[] = {6, 8, KVE_MAX_GROUP};
+	kve_config_t wide = kve_config_tiny;
+
 	equals_the_plain_one(&kve_config_tiny, LENGTH);
+	for (size_t i = 0; i < KV_COUNT_OF(groups); i++) {
+		wide.heads = groups[i] * wide.kv_heads;
+		equals_the_plain_one(&wide, 20);
+	}
 }
 
 /* With and without a shared expert, norms of queries and keys, and weights that sum to 1. */
@@ -385,7 +392,7 @@ KV_TEST(shapes_that_cannot_be_are_refused)
 	assert_int_equal(kve_group_create(&(kve_group_config_t){.model = &kve_config_tiny, .ranks = 2}, &group),
 			 KV_ERR_ARG);
 	c = kve_config_tiny;
-	c.heads = 16;
+	c.heads = (KVE_MAX_GROUP + 1) * c.kv_heads;
 	assert_int_equal(kve_config_check(&c, NULL), KV_ERR_ARG);
 	assert_int_equal(kve_config_check(&kve_config_demo, NULL), KV_OK);
 }

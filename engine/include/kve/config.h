@@ -6,8 +6,8 @@
 #include "kvk/layout.h"
 
 #define KVE_MAX_LAYERS 64u
-#define KVE_MAX_GROUP  4u /* query heads that share one KV head */
-#define KVE_MAX_RANKS  8u /* tensor parallel ranks */
+#define KVE_MAX_GROUP  16u /* query heads that share one KV head */
+#define KVE_MAX_RANKS  8u  /* tensor parallel ranks */
 
 /* Everything the weights and the cache follow from. Two equal configurations give bit-identical models. */
 typedef struct kve_config {

@@ -36,6 +36,8 @@ typedef struct kve_weights {
 	size_t count;          /* floats                          */
 } kve_weights_t;
 
+/* Floats of all weights of a configuration that kve_config_check() lets pass. */
+size_t kve_weights_count(const kve_config_t *config);
 /* Draw all weights. Their scale puts the network where small differences grow from layer to layer, so that the output
  * depends on every token of the context. KV_ERR_ARG: bad config. KV_ERR_NOMEM. */
 kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config);
