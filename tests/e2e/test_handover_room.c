@@ -9,8 +9,12 @@ static pair_t pair_;
 
 static void begin(pair_t *pair, const rig_t *rig)
 {
-	*pair = (pair_t){
-		.owner = rig, .asker = rig, .deadline_ms = LATE, .notes = pair_notes_new(), .talk = pair->talk};
+	*pair = (pair_t){.owner = rig,
+			 .asker = rig,
+			 .deadline_ms = LATE,
+			 .call_ms = RIG_WAIT_MS,
+			 .notes = pair_notes_new(),
+			 .talk = pair->talk};
 }
 
 /* A whole hand-over, both sides at once. */

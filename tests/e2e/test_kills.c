@@ -8,9 +8,10 @@
 #include <unistd.h>
 
 #define DEADLINE       2500u /* ms, of a hand-over */
+#define CALL           1500u /* ms, of other calls */
 #define TTL            8000u /* ms, without a consumer */
 #define SHORT_DEADLINE 1200u
-#define GRACE          3000u /* ms: a busy machine */
+#define GRACE          10000u /* ms: a busy machine */
 #define AGAIN          15000u
 
 enum victim { PRODUCER, CONSUMER, OWNER, ASKER, OWNER_NET, ASKER_NET, VICTIMS };
@@ -105,7 +106,8 @@ static void check_rigs_quiet(void)
 static void init(uint32_t deadline_ms, uint32_t ttl_ms)
 {
 	peers_init(&net_);
-	pair_ = (pair_t){.notes = pair_.notes ? pair_.notes : pair_notes_new(), .deadline_ms = deadline_ms};
+	pair_ = (pair_t){
+		.notes = pair_.notes ? pair_.notes : pair_notes_new(), .deadline_ms = deadline_ms, .call_ms = CALL};
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_option(&net_.rig[i], "--handover.ttl=%ums", ttl_ms);
 		rig_option(&net_.rig[i], "--cpu.size=48MiB");

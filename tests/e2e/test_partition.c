@@ -32,7 +32,7 @@ KV_FIXTURE(setup_slow)
 {
 	netns_init_slow(&net_, DELAY);
 	for (uint32_t i = 0; i < 2; i++) {
-		rig_option(&net_.rig[i], "--peers.timeout=5s");
+		rig_option(&net_.rig[i], "--peers.timeout=60s");
 	}
 	start();
 }

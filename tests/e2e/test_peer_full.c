@@ -39,6 +39,7 @@ KV_FIXTURE(setup)
 				     .peer = "node0",
 				     .talk = 1000 * p,
 				     .deadline_ms = LATE,
+				     .call_ms = RIG_WAIT_MS,
 				     .notes = pair_notes_new()};
 	}
 }
@@ -80,7 +81,8 @@ static void check_refused(const pair_notes_t *notes)
 	const uint64_t ms = atomic_load(&notes->answered_ms);
 
 	if (status >= 0 || status == KVC_ERR_TIMEOUT || ms >= LATE) {
-		fail_msg("a consumer ended with %s %" PRIu64 " ms after its question, its producer with %s; their longest calls "
+		fail_msg("a consumer ended with %s %" PRIu64
+			 " ms after its question, its producer with %s; their longest calls "
 			 "took %" PRIu64 " and %" PRIu64 " ms",
 			 kvc_status_name(status), ms, kvc_status_name(atomic_load(&notes->status[PAIR_PRODUCER])),
 			 atomic_load(&notes->longest[PAIR_CONSUMER]), atomic_load(&notes->longest[PAIR_PRODUCER]));

@@ -99,7 +99,7 @@ static void deny_write_and_execute(void)
 
 static void hand_over(int with_ucx)
 {
-	pair_t pair = {.peer = "node0", .deadline_ms = 60000, .notes = pair_notes_new()};
+	pair_t pair = {.peer = "node0", .deadline_ms = RIG_WAIT_MS, .call_ms = RIG_WAIT_MS, .notes = pair_notes_new()};
 	peers_t net;
 
 	peers_init(&net);

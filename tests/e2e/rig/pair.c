@@ -5,9 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CALL_MS 1500u  /* calls without a deadline of their own */
-#define WAIT_MS 30000u /* who runs into it has waited for nothing */
-#define TAIL    "a token"
+#define TAIL "a token"
 
 static const uint32_t units_of_chunk[PAIR_CHUNKS] = {16, 32, PAIR_BLOCKS};
 
@@ -76,7 +74,7 @@ static kvc_status_t attach(engine_t *engine)
 				     .socket = rig->sock,
 				     .program = engine->side == PAIR_PRODUCER ? "producer" : "consumer",
 				     .staging_blocks = RIG_BLOCKS,
-				     .timeout_ms = CALL_MS};
+				     .timeout_ms = engine->pair->call_ms};
 	kvc_status_t status = kvc_attach(&config, &engine->user.kvc);
 
 	if (status == KVC_OK) {
@@ -94,7 +92,7 @@ static kvc_status_t attach(engine_t *engine)
 static kvc_status_t write_blocks(engine_t *engine, kvc_put_t *put, uint32_t from, uint32_t n)
 {
 	static uint8_t block[RIG_BLOCK_BYTES];
-	kvc_status_t status = kvc_put_ready(put, CALL_MS);
+	kvc_status_t status = kvc_put_ready(put, engine->pair->call_ms);
 
 	for (uint32_t i = from; i < n && status == KVC_OK; i++) {
 		if (i == (from + n) / 2) {
@@ -120,7 +118,7 @@ static kvc_status_t put_chunk(engine_t *engine, uint32_t from, uint32_t n)
 	}
 	if (status == KVC_OK) {
 		step(engine);
-		status = kvc_put_wait(put, 0, CALL_MS);
+		status = kvc_put_wait(put, 0, engine->pair->call_ms);
 	}
 	kvc_put_free(put);
 
@@ -147,7 +145,7 @@ static kvc_status_t hand_over(engine_t *engine, uint32_t n, int last, kvc_handov
 	status = kvc_handover_send(engine->user.space, &chunk, p_handover);
 	if (status == KVC_OK) {
 		step(engine);
-		status = kvc_handover_wait(*p_handover, 0, CALL_MS);
+		status = kvc_handover_wait(*p_handover, 0, engine->pair->call_ms);
 	}
 	if (status == KVC_OK) {
 		atomic_store(&notes->sent, n);
@@ -215,7 +213,7 @@ static kvc_status_t read_blocks(engine_t *engine, uint32_t from, uint32_t n)
 		status = KVC_MISS;
 	}
 	if (status == KVC_OK) {
-		status = kvc_lease_wait(lease, n, CALL_MS);
+		status = kvc_lease_wait(lease, n, engine->pair->call_ms);
 	}
 	step(engine);
 	if (status == KVC_OK) {
@@ -334,7 +332,7 @@ void pair_start(pair_t *pair, enum pair_side side)
 
 void pair_await_mark(const pair_t *pair, enum pair_side side, uint32_t mark)
 {
-	const uint64_t deadline = rig_now_ms() + WAIT_MS;
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	const pair_notes_t *notes = pair->notes;
 
 	while (atomic_load(&notes->mark[side]) < mark) {
@@ -350,7 +348,7 @@ void pair_await_mark(const pair_t *pair, enum pair_side side, uint32_t mark)
 
 void pair_await_end(const pair_t *pair, enum pair_side side)
 {
-	const uint64_t deadline = rig_now_ms() + WAIT_MS;
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 
 	while (pair->pid[side] != 0 && !atomic_load(&pair->notes->ended[side])) {
 		if (rig_now_ms() > deadline) {

@@ -33,6 +33,7 @@ typedef struct pair {
 	const char *peer;           /* the owner's name at the asker; NULL: they are one */
 	uint64_t talk;              /* number of the conversation: pair_next() */
 	uint32_t deadline_ms;       /* that the consumer gives the hand-over */
+	uint32_t call_ms;           /* of calls without a deadline of their own */
 	uint32_t hold[2];           /* a step at which a side stands still until notes->go; 0: none */
 	pair_notes_t *notes;
 	pid_t pid[2]; /* 0: it does not run */
