@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/usr/bin/env bash
 # kve-chat calls answers different when one is, or when one is missing; what it could not write is an error; its JSON is JSON: chat.sh KVE_CHAT
 set -eu
 chat="$1 --no-cache --users 2 --branches 1 --turns 2 --systems 1 --system-tokens 64 --message-tokens 16 --new-tokens 4"
