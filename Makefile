@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build bundle demo demo-moe demo-pd demo-vllm test crashloop kills mutants test-engines bench bench-engines lint ci docs install clean
+.PHONY: help deps configure build bundle demo demo-moe demo-pd demo-vllm test crashloop kills mutants test-engines check-engine bench bench-engines lint ci docs install clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ mutants: deps ## rules of connectors/ and engine/ broken one by one: some test m
 
 test-engines: ## every promise under a real vLLM (ENGINES=short: 8 minutes)
 	@scripts/test_engines.sh $(or $(ENGINES),full) || [ $$? -eq 77 ]
+
+check-engine: ## what kvd makes of a release of vLLM, from its source (VERSION=0.33.0, or its folder or archive)
+	@python3 tests/engines/releases.py $(or $(VERSION),$(error VERSION=0.33.0))
 
 bench: build ## every benchmark, one JSON object a line
 	@scripts/deps.sh bench

@@ -12,6 +12,7 @@ python=$(scripts/engines.sh "${nixl[@]}")
 for unit in layout identity layers multi; do
 	"$python" "connectors/vllm/tests/test_$unit.py"
 done
+"$python" tests/engines/releases.py --installed
 if [ "$form" = full ] || [ $# -gt 0 ] || [ "$(nproc)" -lt 2 ]; then
 	exec "$python" tests/engines/run.py "--$form" "$@"
 fi

@@ -58,12 +58,12 @@ def _publishable() -> bool:
     return request is not None and (hasattr(request, "num_publishable_block_hashes") or "num_publishable_block_hashes" in inspect.getsource(request))
 
 
-# What a step may ask of a rank in 0.25.1 and 0.32. What is written before the forward, and where, is known for these; C looks at the two that write blocks.
+# What a step may ask of a rank in 0.25 to 0.33. What is written before the forward, and where, is known for these; C looks at the two that write blocks.
 STEP = frozenset(
     """scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens scheduled_spec_decode_tokens scheduled_encoder_inputs
     scheduled_encoder_input_stats num_common_prefix_blocks finished_req_ids free_encoder_mm_hashes preempted_req_ids has_structured_output_requests
     pending_structured_output_tokens num_invalid_spec_tokens kv_connector_metadata has_sync_kv_loads aux_output_connector_metadata ec_connector_metadata
-    ec_manager_metadata new_block_ids_to_zero kv_cache_block_copies kv_connector_block_state num_spec_tokens_to_schedule""".split()
+    ec_manager_metadata new_block_ids_to_zero kv_cache_block_copies kv_connector_block_state num_spec_tokens_to_schedule encoder_input_updates skip_drafts""".split()
 )
 
 

@@ -449,6 +449,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if worker is not None:
             proof.call_first(worker, "sleep", self._finish_saves)
 
+    def unregister_kv_caches(self) -> None:
+        """0.33: the cache's memory is about to be given away, by a sleep or without one."""
+        self._finish_saves()
+
     def _finish_saves(self) -> None:
         try:
             if self._c is not None:
