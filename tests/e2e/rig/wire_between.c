@@ -154,7 +154,7 @@ static void step_pushes(wire_t *wire)
 		at = &(*at)->next;
 	}
 	push = *at;
-	if (!push || (wire->still && !push->is_lost)) {
+	if (!push || (wire->still && !push->is_read && !push->is_lost)) {
 		return;
 	}
 	if (!push->is_read && !push->is_lost) {
