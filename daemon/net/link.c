@@ -357,9 +357,6 @@ static kvd_link_t *create(const kvd_link_config_t *config, int fd)
 	if (config->ticket) {
 		link->config.ticket = memcpy(link->ticket, config->ticket, sizeof link->ticket);
 	}
-	if (config->read_ahead > 0) {
-		kvd_tls_read_ahead(link->tls, config->read_ahead);
-	}
 
 	return link;
 }

@@ -46,7 +46,6 @@ typedef struct kvd_link_config {
 	kvd_key_ring_t ring;       /* of who accepts */
 	const kvd_pair_key_t *key; /* of who dials: copied */
 	const uint8_t *ticket;     /* likewise; NULL: a control connection */
-	size_t read_ahead;         /* bytes; 0: a record */
 } kvd_link_config_t;
 
 /* Connect to the peer at this address. NULL: out of memory or descriptors. */

@@ -137,11 +137,8 @@ static kvd_link_t *dial(const kvd_net_peer_t *peer, const kvd_link_config_t *con
 /* How bytes come. */
 static kv_status_t on_ready_dialled(kvd_net_peer_t *peer, const kvd_net_ready_t *ready)
 {
-	const kvd_link_config_t config = {.ops = &bytes_ops,
-					  .ctx = peer,
-					  .key = kvd_link_key(peer->link),
-					  .ticket = ready->ticket.data,
-					  .read_ahead = KVD_STREAM_READ_AHEAD};
+	const kvd_link_config_t config = {
+		.ops = &bytes_ops, .ctx = peer, .key = kvd_link_key(peer->link), .ticket = ready->ticket.data};
 
 	if (peer->is_ready || (ready->ticket.len == 0 ? !peer->net->ucx : ready->ticket.len != KVD_NET_TICKET)) {
 		return KV_ERR_PROTO;

@@ -191,6 +191,16 @@ static size_t send_part(kvd_stream_t *stream)
 	return n;
 }
 
+/* Nothing waits in the buffer for what is pushed later. */
+static void flush(kvd_stream_t *stream)
+{
+	const kv_status_t status = kvd_tls_flush(stream->tls);
+
+	if (status != KV_OK && status != KV_PENDING) {
+		end_stream(stream, status);
+	}
+}
+
 /* The owner's answer is a push without bytes; nobody hears of it. */
 static kv_status_t queue(kvd_stream_t *stream, const header_t *header, const struct iovec *runs, uint32_t count,
 			 void *object)
@@ -241,7 +251,7 @@ kvd_stream_t *kvd_stream_open(const kvd_bytes_ops_t *ops, void *ctx, kvd_tls_t *
 				 .state = is_owner ? KVD_STREAM_OPEN : KVD_STREAM_WAITING,
 				 .born_ns = kv_now_ns(&kv_env_posix)};
 	stream->last = &stream->pushes;
-	if (is_owner && queue(stream, &answer, NULL, 0, NULL) != KV_OK) {
+	if (kvd_tls_buffer(tls, is_owner) != KV_OK || (is_owner && queue(stream, &answer, NULL, 0, NULL) != KV_OK)) {
 		kvd_stream_free(stream);
 		return NULL;
 	}
@@ -278,6 +288,9 @@ int kvd_stream_progress(kvd_stream_t *stream, uint64_t now_ns)
 	choose_wake(stream);
 	while (stream->state != KVD_STREAM_DEAD && stream->pushes && sent < TURN_BYTES && (n = send_part(stream)) > 0) {
 		sent += n;
+	}
+	if (stream->state != KVD_STREAM_DEAD) {
+		flush(stream);
 	}
 	if (stream->state == KVD_STREAM_WAITING && now_ns > stream->born_ns + KVD_STREAM_ANSWER_NS) {
 		end_stream(stream, KV_ERR_TIMEOUT);

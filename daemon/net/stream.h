@@ -14,8 +14,7 @@
 #include "net/bytes.h"
 #include "net/tls.h"
 
-#define KVD_STREAM_ANSWER_NS  UINT64_C(2000000000)
-#define KVD_STREAM_READ_AHEAD (64u << 10)
+#define KVD_STREAM_ANSWER_NS UINT64_C(2000000000)
 
 typedef struct kvd_stream kvd_stream_t;
 

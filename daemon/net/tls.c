@@ -14,8 +14,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define CIPHER      "TLS_AES_128_GCM_SHA256"
-#define RECORD_MOST ((size_t)SSL3_RT_MAX_PLAIN_LENGTH)
+#define CIPHER       "TLS_AES_128_GCM_SHA256"
+#define RECORD_MOST  ((size_t)SSL3_RT_MAX_PLAIN_LENGTH)
+#define BUFFER_BYTES (8 * (RECORD_MOST + 32)) /* records with their heads and tags */
 
 static const unsigned char cipher_id_[] = {0x13, 0x01};
 
@@ -23,9 +24,12 @@ struct kvd_tls {
 	SSL *ssl;
 	kvd_key_ring_t ring;
 	kvd_pair_key_t key;
-	int is_dialler, has_key, is_old, is_open, wants_write;
+	int fd, is_dialler, has_key, is_old, is_open, wants_write;
+	int is_sender;                  /* the buffer has what is sent */
 	uint32_t records, records_most; /* sent under the key of now */
 	uint64_t renewals;
+	uint8_t *buffer; /* between OpenSSL and the socket, in one direction; NULL: none */
+	size_t buffer_at, buffer_len;
 };
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -145,6 +149,7 @@ static kvd_tls_t *create(int fd, int is_dialler)
 		kvd_tls_free(tls);
 		return NULL;
 	}
+	tls->fd = fd;
 	tls->is_dialler = is_dialler;
 	tls->records_most = KVD_TLS_RECORDS;
 	SSL_set_app_data(tls->ssl, tls);
@@ -180,15 +185,120 @@ void kvd_tls_free(kvd_tls_t *tls)
 {
 	if (tls) {
 		SSL_free(tls->ssl);
+		free(tls->buffer);
 		OPENSSL_cleanse(&tls->key, sizeof tls->key);
 		free(tls);
 	}
 }
 
-void kvd_tls_read_ahead(kvd_tls_t *tls, size_t bytes)
+/* ---- many records in one call ------------------------------------------------------------------ */
+
+static int has_unsent(const kvd_tls_t *tls)
 {
-	SSL_set_default_read_buffer_len(tls->ssl, bytes);
-	SSL_set_read_ahead(tls->ssl, 1);
+	return tls->is_sender && tls->buffer_at < tls->buffer_len;
+}
+
+static int write_record(BIO *bio, const char *data, int len)
+{
+	kvd_tls_t *tls = BIO_get_data(bio);
+	kv_status_t status = KV_OK;
+
+	BIO_clear_retry_flags(bio);
+	if (tls->buffer_len + (size_t)len > BUFFER_BYTES) {
+		status = kvd_tls_flush(tls);
+	}
+	if (status == KV_PENDING) {
+		BIO_set_retry_write(bio);
+	}
+	if (status != KV_OK) {
+		return -1;
+	}
+	memcpy(tls->buffer + tls->buffer_len, data, (size_t)len);
+	tls->buffer_len += (size_t)len;
+
+	return len;
+}
+
+/* OpenSSL's own read-ahead moves all that it has at each record. */
+static int read_part(BIO *bio, char *out, int cap)
+{
+	kvd_tls_t *tls = BIO_get_data(bio);
+	ssize_t n = (ssize_t)(tls->buffer_len - tls->buffer_at);
+
+	BIO_clear_retry_flags(bio);
+	if (n == 0) {
+		n = recv(tls->fd, tls->buffer, BUFFER_BYTES, 0);
+		if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+			BIO_set_retry_read(bio);
+		}
+		if (n <= 0) {
+			return (int)n;
+		}
+		tls->buffer_at = 0;
+		tls->buffer_len = (size_t)n;
+	}
+	n = n < cap ? n : cap;
+	memcpy(out, tls->buffer + tls->buffer_at, (size_t)n);
+	tls->buffer_at += (size_t)n;
+
+	return (int)n;
+}
+
+/* OpenSSL flushes behind a KeyUpdate, and forgets it where it would have to wait. Here it never has to:
+ * kvd_tls_flush() sends what is in the buffer. */
+static long control_buffer(BIO *bio, int what, long number, void *ptr)
+{
+	(void)bio;
+	(void)number;
+	(void)ptr;
+
+	return what == BIO_CTRL_FLUSH;
+}
+
+kv_status_t kvd_tls_buffer(kvd_tls_t *tls, int is_sender)
+{
+	static BIO_METHOD *method;
+	BIO *bio;
+
+	if (!method && (method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "many records"))) {
+		BIO_meth_set_write(method, write_record);
+		BIO_meth_set_read(method, read_part);
+		BIO_meth_set_ctrl(method, control_buffer);
+	}
+	bio = method ? BIO_new(method) : NULL;
+	tls->buffer = bio ? malloc(BUFFER_BYTES) : NULL;
+	if (!tls->buffer) {
+		BIO_free(bio);
+		return KV_ERR_NOMEM;
+	}
+	BIO_set_data(bio, tls);
+	BIO_set_init(bio, 1);
+	if (is_sender) {
+		SSL_set0_wbio(tls->ssl, bio);
+	} else {
+		SSL_set0_rbio(tls->ssl, bio);
+	}
+	tls->is_sender = is_sender;
+
+	return KV_OK;
+}
+
+kv_status_t kvd_tls_flush(kvd_tls_t *tls)
+{
+	while (has_unsent(tls)) {
+		const ssize_t n =
+			send(tls->fd, tls->buffer + tls->buffer_at, tls->buffer_len - tls->buffer_at, MSG_NOSIGNAL);
+
+		if (n < 0) {
+			return errno == EAGAIN || errno == EINTR ? KV_PENDING : KV_ERR_CLOSED;
+		}
+		tls->buffer_at += (size_t)n;
+		if (tls->buffer_at == tls->buffer_len) {
+			tls->buffer_at = tls->buffer_len = 0;
+		}
+	}
+
+	return KV_OK;
 }
 
 /* ---- what OpenSSL answers -------------------------------------------------------------------- */
@@ -242,8 +352,7 @@ static int is_old(const kvd_tls_t *tls)
 	uint32_t magic = 0;
 
 	return !tls->is_dialler && BIO_number_read(SSL_get_rbio(tls->ssl)) == 0 &&
-	       recv(SSL_get_fd(tls->ssl), &magic, sizeof magic, MSG_PEEK | MSG_DONTWAIT) == sizeof magic &&
-	       magic == KVD_NET_MAGIC;
+	       recv(tls->fd, &magic, sizeof magic, MSG_PEEK | MSG_DONTWAIT) == sizeof magic && magic == KVD_NET_MAGIC;
 }
 
 kv_status_t kvd_tls_handshake(kvd_tls_t *tls)
@@ -301,7 +410,7 @@ kv_status_t kvd_tls_write(kvd_tls_t *tls, const void *data, size_t len, size_t *
 
 int kvd_tls_wants_write(const kvd_tls_t *tls)
 {
-	return tls->wants_write;
+	return tls->wants_write || has_unsent(tls);
 }
 
 const kvd_pair_key_t *kvd_tls_key(const kvd_tls_t *tls)

@@ -40,8 +40,11 @@ int kvd_tls_equal(const void *a, const void *b, size_t len);
 kvd_tls_t *kvd_tls_dial(int fd, const kvd_pair_key_t *key);
 kvd_tls_t *kvd_tls_accept(int fd, kvd_key_ring_t ring);
 void kvd_tls_free(kvd_tls_t *tls);
-/* Read up to this much from the socket at a time, instead of one record. Before the first read. */
-void kvd_tls_read_ahead(kvd_tls_t *tls, size_t bytes);
+/* After the handshake: a buffer between OpenSSL and the socket, for what is sent or for what is received, so that one
+ * call moves eight records. Once. KV_ERR_NOMEM. */
+kv_status_t kvd_tls_buffer(kvd_tls_t *tls, int is_sender);
+/* What is written stays in that buffer until it is full, or until this. KV_PENDING: no room now; KV_ERR_CLOSED. */
+kv_status_t kvd_tls_flush(kvd_tls_t *tls);
 
 /* KV_OK: it is over; KV_PENDING: go on when the socket is ready. KV_ERR_SECRET: no common key; KV_ERR_NOT_FOUND: the
  * dialler names no key of ours; KV_ERR_VERSION: another version; KV_ERR_PROTO: no TLS; KV_ERR_TOO_BIG;
@@ -51,7 +54,7 @@ kv_status_t kvd_tls_handshake(kvd_tls_t *tls);
 kv_status_t kvd_tls_read(kvd_tls_t *tls, void *out, size_t cap, size_t *p_n);
 /* At most a record. KV_PENDING: no room now; go on with the same bytes. */
 kv_status_t kvd_tls_write(kvd_tls_t *tls, const void *data, size_t len, size_t *p_n);
-/* The socket must be writable before the call that was PENDING goes on. */
+/* The socket must be writable before the call that was PENDING goes on, or before more of the buffer goes. */
 int kvd_tls_wants_write(const kvd_tls_t *tls);
 
 /* The key that the other side has proved, or at least named in a hello that was made with it; NULL: not yet. */

@@ -6,6 +6,8 @@
 
 #include "kv/env.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 
@@ -33,6 +35,39 @@ static message_t messages_[MESSAGES];
 static uint64_t passed_; /* bytes from the owner, since the handshake */
 static uint64_t flip_at_, cut_at_;
 static kvd_pair_key_t keys_[2];
+static struct {
+	uint32_t calls;
+	uint64_t bytes;
+	uint32_t singles; /* that send one byte each, */
+	size_t most;      /* and the others so many at most; 0: all of them */
+	int is_busy;      /* every second one is EAGAIN */
+	uint64_t reset_at;
+} sends_; /* of the owner */
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+ssize_t __real_send(int fd, const void *data, size_t len, int flags);
+ssize_t __wrap_send(int fd, const void *data, size_t len, int flags);
+
+ssize_t __wrap_send(int fd, const void *data, size_t len, int flags)
+{
+	const uint64_t left = sends_.reset_at - sends_.bytes;
+	ssize_t n;
+
+	if (fd != owner_.fd || !owner_.stream) {
+		return __real_send(fd, data, len, flags);
+	}
+	sends_.calls++;
+	if (left == 0 || (sends_.is_busy && sends_.calls % 2 == 0)) {
+		errno = left == 0 ? ECONNRESET : EAGAIN;
+		return -1;
+	}
+	len = sends_.calls <= sends_.singles ? 1 : sends_.most > 0 && len > sends_.most ? sends_.most : len;
+	n = __real_send(fd, data, len < left ? len : (size_t)left, flags);
+	sends_.bytes += n > 0 ? (uint64_t)n : 0;
+
+	return n;
+}
 
 /* ---- the two ends ---------------------------------------------------------------------------- */
 
@@ -144,6 +179,8 @@ static void open_streams(void)
 
 	passed_ = 0;
 	flip_at_ = cut_at_ = UNTOUCHED;
+	memset(&sends_, 0, sizeof sends_);
+	sends_.reset_at = UNTOUCHED;
 	open_end(&owner_);
 	open_end(&asker_);
 	kvd_pair_key_init(&keys_[0], "asker", "owner", kv_slice_str("a key"));
@@ -151,7 +188,6 @@ static void open_streams(void)
 	owner_.tls = kvd_tls_accept(owner_.fd, (kvd_key_ring_t){.at = key_at});
 	asker_.tls = kvd_tls_dial(asker_.fd, &keys_[0]);
 	assert_true(owner_.tls && asker_.tls);
-	kvd_tls_read_ahead(asker_.tls, KVD_STREAM_READ_AHEAD);
 	while (status[0] == KV_PENDING || status[1] == KV_PENDING) {
 		status[0] = kvd_tls_handshake(asker_.tls);
 		(void)carry(&asker_, &owner_, SIZE_MAX);
@@ -327,6 +363,59 @@ KV_TEST(p1_a_stream_that_is_cut_lands_no_part)
 			parts += messages_[i].is_landed && messages_[i].status[1] != KV_OK;
 		}
 		assert_in_range(parts, 0, 1);
+		close_streams();
+	}
+}
+
+/* Whatever of it the socket takes at a time, also of what is left when nothing more is pushed. */
+KV_TEST(p1_bytes_that_are_sent_in_parts_all_come_in_order)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	const size_t most[] = {0, 700, 16384, 100000};
+
+	for (uint32_t i = 0; i < 2 * KV_COUNT_OF(most); i++) {
+		open_streams();
+		kvd_tls_set_records(owner_.tls, 3);
+		sends_.most = most[i / 2];
+		sends_.singles = 3000;
+		sends_.is_busy = i % 2 == 0;
+		push_messages(&rng);
+		while (kvd_stream_events(owner_.stream) & POLLOUT) {
+			run(SIZE_MAX);
+		}
+		assert_int_equal(check_messages(), MESSAGES);
+		close_streams();
+	}
+}
+
+KV_TEST(p5_records_of_a_message_are_sent_in_one_call)
+{
+	static uint8_t bytes[100000];
+	message_t message = {.sent = bytes, .bytes = sizeof bytes};
+
+	open_streams();
+	run(SIZE_MAX);
+	sends_.calls = 0;
+	assert_int_equal(kvd_stream_push(owner_.stream, &(kvd_envelope_t){.batch = 1},
+					 &(struct iovec){bytes, sizeof bytes}, 1, &message),
+			 KV_OK);
+	(void)kvd_stream_progress(owner_.stream, 0);
+	assert_true(message.is_pushed);
+	assert_int_equal(sends_.calls, 1);
+	close_streams();
+}
+
+KV_TEST(p1_a_reset_ends_every_push_and_lands_no_part)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	for (uint32_t round = 0; round < 60; round++) {
+		open_streams();
+		sends_.reset_at = round < 30 ? round * 5 : kv_test_below(&rng, LARGEST);
+		push_messages(&rng);
+		run(SIZE_MAX);
+		assert_int_equal(kvd_stream_status(owner_.stream), KV_ERR_CLOSED);
+		assert_true(check_messages() < MESSAGES);
 		close_streams();
 	}
 }
