@@ -388,19 +388,26 @@ KV_TEST(p1_bytes_that_are_sent_in_parts_all_come_in_order)
 	}
 }
 
-KV_TEST(p5_records_of_a_message_are_sent_in_one_call)
+/* A message that fits into the buffer. */
+static void push_one(message_t *message)
 {
 	static uint8_t bytes[100000];
-	message_t message = {.sent = bytes, .bytes = sizeof bytes};
+	const struct iovec run = {bytes, sizeof bytes};
+
+	*message = (message_t){.sent = bytes, .bytes = sizeof bytes};
+	assert_int_equal(kvd_stream_push(owner_.stream, &(kvd_envelope_t){.batch = 1}, &run, 1, message), KV_OK);
+	(void)kvd_stream_progress(owner_.stream, 0);
+	assert_true(message->is_pushed);
+}
+
+KV_TEST(p5_records_of_a_message_are_sent_in_one_call)
+{
+	message_t message;
 
 	open_streams();
 	run(SIZE_MAX);
 	sends_.calls = 0;
-	assert_int_equal(kvd_stream_push(owner_.stream, &(kvd_envelope_t){.batch = 1},
-					 &(struct iovec){bytes, sizeof bytes}, 1, &message),
-			 KV_OK);
-	(void)kvd_stream_progress(owner_.stream, 0);
-	assert_true(message.is_pushed);
+	push_one(&message);
 	assert_int_equal(sends_.calls, 1);
 	close_streams();
 }
@@ -408,6 +415,7 @@ KV_TEST(p5_records_of_a_message_are_sent_in_one_call)
 KV_TEST(p1_a_reset_ends_every_push_and_lands_no_part)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
+	message_t message;
 
 	for (uint32_t round = 0; round < 60; round++) {
 		open_streams();
@@ -418,6 +426,12 @@ KV_TEST(p1_a_reset_ends_every_push_and_lands_no_part)
 		assert_true(check_messages() < MESSAGES);
 		close_streams();
 	}
+	open_streams();
+	run(SIZE_MAX);
+	sends_.reset_at = sends_.bytes;
+	push_one(&message); /* all of it is in the buffer */
+	assert_int_equal(kvd_stream_status(owner_.stream), KV_ERR_CLOSED);
+	close_streams();
 }
 
 /* AES-GCM must not see too many records under one key. */
