@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define RECORD (16u << 10)
-#define READ   (64u << 10) /* of the net process, at a time */
+#define READ   (64u << 10) /* at a time */
 #define WINDOW (64u << 20) /* peers.in_flight: where bytes land, again and again */
 
 typedef struct side {

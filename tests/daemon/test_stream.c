@@ -419,7 +419,7 @@ KV_TEST(p1_a_reset_ends_every_push_and_lands_no_part)
 
 	for (uint32_t round = 0; round < 60; round++) {
 		open_streams();
-		sends_.reset_at = round < 30 ? round * 5 : kv_test_below(&rng, LARGEST);
+		sends_.reset_at = round < 30 ? (uint64_t)round * 5 : kv_test_below(&rng, LARGEST);
 		push_messages(&rng);
 		run(SIZE_MAX);
 		assert_int_equal(kvd_stream_status(owner_.stream), KV_ERR_CLOSED);
