@@ -39,7 +39,7 @@ static struct {
 	uint32_t calls;
 	uint64_t bytes;
 	uint32_t singles; /* that send one byte each, */
-	size_t most;      /* and the others so many at most; 0: all of them */
+	size_t most;      /* and what the others send at most; 0: all */
 	int is_busy;      /* every second one is EAGAIN */
 	uint64_t reset_at;
 } sends_; /* of the owner */
