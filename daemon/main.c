@@ -66,7 +66,6 @@ static kv_status_t open_publisher(kvd_host_t *host, char *detail, size_t cap)
 {
 	const kvd_options_t *options = host->options;
 	const kvd_publisher_config_t config = {.options = options,
-					       .topic = options->events_topic,
 					       .buffer_bytes = options->events_buffer,
 					       .log_bytes = options->events_send_buffer,
 					       .max_subscribers = (uint32_t)options->events_subscribers,

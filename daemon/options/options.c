@@ -87,7 +87,8 @@ static const kv_option_t rows[] = {
 	ROW("http.connections", U64, "32", "1", "1024", NULL, AT_START, http_connections, "HTTP connections at a time; a new one beyond them ends the oldest, so that slow ones keep no probe out"),
 	ROW("events.enabled", BOOL, "on", NULL, NULL, NULL, AT_START, events_enabled, "publish block events on ipc://<run_dir>/<namespace>.events and prefix hits on <namespace>.hits"),
 	ROW("events.tokens", BOOL, "on", NULL, NULL, NULL, AT_START, events_tokens, "put token ids into BlockStored events"),
-	ROW("events.topic", STRING, "kv@kvd@{namespace}", NULL, NULL, NULL, AT_START, events_topic, "topic of the event messages; {namespace} is replaced"),
+	ROW("events.topic", STRING, "kv@{publisher}@{namespace}", NULL, NULL, NULL, AT_START, events_topic, "topic of the event messages; {publisher} and {namespace} are replaced"),
+	ROW("events.publisher", STRING, "kvd", NULL, NULL, NULL, AT_START, events_publisher, "publisher id: what routers call the source of the events, as the name or address of the pod; for {publisher} in events.topic"),
 	ROW("events.buffer", SIZE, "32MiB", "256KiB", "1GiB", NULL, AT_START, events_buffer, "events of one namespace waiting for the publisher; when it is full a message is lost and its number is skipped"),
 	ROW("events.send_buffer", SIZE, "32MiB", "256KiB", "1GiB", NULL, AT_START, events_send_buffer, "messages one endpoint keeps for subscribers that read slowly, however many they are; one that falls further behind misses the oldest and sees the gap in their numbers"),
 	ROW("events.subscribers", U64, "32", "1", "1024", NULL, AT_START, events_subscribers, "subscribers of one endpoint; more are refused"),
@@ -124,6 +125,26 @@ static kv_status_t set_error(kv_option_error_t *error, kv_status_t status, const
 	va_end(args);
 
 	return status;
+}
+
+size_t kvd_topic_format(const kvd_options_t *options, const char *ns, size_t len, char *out, size_t cap)
+{
+	const char *at = options->events_topic;
+	kv_text_t text = kv_text(out, cap);
+
+	while (*at) {
+		if (strncmp(at, "{publisher}", 11) == 0) {
+			kv_text_add(&text, options->events_publisher, strlen(options->events_publisher));
+			at += 11;
+		} else if (strncmp(at, "{namespace}", 11) == 0) {
+			kv_text_add(&text, ns, len);
+			at += 11;
+		} else {
+			kv_text_add(&text, at++, 1);
+		}
+	}
+
+	return text.len;
 }
 
 /* Letters, digits, '-', '_' and '.': the name becomes a file name and a label. */
@@ -169,6 +190,11 @@ static kv_status_t check_namespaces(const kvd_options_t *options, kv_option_erro
 				"run_dir: the path of a socket %s/%.*s.events has %zu bytes, %zu fit; choose a "
 				"shorter run_dir",
 				options->run_dir, (int)len, word, need, room);
+		}
+		need = kvd_topic_format(options, word, len, NULL, 0);
+		if (need > KVD_TOPIC_MAX) {
+			return set_error(error, KV_ERR_CONFIG, "events.topic: that of \"%.*s\" has %zu bytes, %u fit",
+					 (int)len, word, need, KVD_TOPIC_MAX);
 		}
 	}
 	if (kvd_list_word(options->namespaces, 0, &word) == 0) {

@@ -35,7 +35,7 @@ typedef struct kvd_options {
 	int http_allow_remote;
 	uint64_t http_connections;
 	int events_enabled, events_tokens;
-	char events_topic[KV_OPTION_STRING_MAX];
+	char events_topic[KV_OPTION_STRING_MAX], events_publisher[KV_OPTION_STRING_MAX];
 	uint64_t events_buffer, events_send_buffer, events_subscribers;
 	char peers_name[KV_OPTION_STRING_MAX], peers_listen[KV_OPTION_STRING_MAX];
 	char peers_addresses[KV_OPTION_STRING_MAX], peers_keys[KV_OPTION_STRING_MAX];
@@ -52,6 +52,7 @@ extern const kv_option_table_t kvd_option_table;
 #define KVD_OPTION_COUNT_MAX 96u
 #define KVD_GPU_GRAIN        (UINT64_C(2) << 20) /* slabs in GPU memory are multiples of it */
 #define KVD_DIFFERS_MAX      512u
+#define KVD_TOPIC_MAX        255u
 
 typedef enum kvd_action {
 	KVD_RUN,
@@ -95,6 +96,10 @@ kv_status_t kvd_setup_reread(kvd_setup_t *running, kvd_setup_t *fresh, kv_option
 
 /* Take over what may change while running; running->differs names what waits for a start. */
 void kvd_setup_adopt(kvd_setup_t *running, const kvd_setup_t *fresh);
+
+/* The topic of a namespace's events, its name given by its length. Returns the topic's length, in checked options at
+ * most KVD_TOPIC_MAX. */
+size_t kvd_topic_format(const kvd_options_t *options, const char *ns, size_t len, char *out, size_t cap);
 
 /* Bytes that cpu.ahead means; KVS_AHEAD_ALL: all. KV_ERR_ARG or the like: it is no size and no word it knows. */
 kv_status_t kvd_ahead_parse(const kvd_options_t *options, uint64_t *p_bytes);

@@ -325,7 +325,6 @@ static kvd_publisher_t *publisher_open(kv_metrics_t *metrics, const char *dir, u
 {
 	static kvd_options_t options;
 	const kvd_publisher_config_t config = {.options = &options,
-					       .topic = "kv@t@{namespace}",
 					       .buffer_bytes = buffer,
 					       .log_bytes = 1u << 20,
 					       .max_subscribers = 8,
@@ -337,6 +336,8 @@ static kvd_publisher_t *publisher_open(kv_metrics_t *metrics, const char *dir, u
 	snprintf(options.run_dir, sizeof options.run_dir, "%s", dir);
 	snprintf(options.namespaces, sizeof options.namespaces, "a,b");
 	snprintf(options.sockets_mode, sizeof options.sockets_mode, "a=0600,b=0600");
+	snprintf(options.events_topic, sizeof options.events_topic, "kv@{publisher}@{namespace}");
+	snprintf(options.events_publisher, sizeof options.events_publisher, "t");
 	assert_int_equal(kvd_publisher_open(&config, &publisher, detail, sizeof detail), KV_OK);
 
 	return publisher;
@@ -391,6 +392,35 @@ KV_TEST(p9_batches_are_numbered_from_zero_and_a_loss_leaves_a_gap)
 	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS_LOST), 1);
 	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS), probes + 4);
 	kv_test_dir_remove(dir);
+}
+
+KV_TEST(p9_topic_and_publisher_are_options_of_their_own)
+{
+	static const struct {
+		const char *topic, *publisher, *topic_of_b;
+	} cases[] = {
+		{NULL, NULL, "kv@kvd@b"}, /* the defaults: what subscribers know */
+		{NULL, "10.0.0.7", "kv@10.0.0.7@b"},
+		{"{namespace}/{publisher}/{namespace}", "{namespace}", "b/{namespace}/b"},
+		{"kv@fixed", "n1", "kv@fixed"},
+		{"{pod}{publisher}{", "n1", "{pod}n1{"},
+		{"", "n1", ""},
+	};
+	char topic[KVD_TOPIC_MAX + 1];
+	kvd_options_t options;
+
+	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
+		kv_options_default(&kvd_option_table, &options, (kv_option_source_t[KVD_OPTION_COUNT_MAX]){0});
+		if (cases[i].topic) {
+			snprintf(options.events_topic, sizeof options.events_topic, "%s", cases[i].topic);
+		}
+		if (cases[i].publisher) {
+			snprintf(options.events_publisher, sizeof options.events_publisher, "%s", cases[i].publisher);
+		}
+		assert_int_equal(kvd_topic_format(&options, "b,c", 1, topic, sizeof topic),
+				 strlen(cases[i].topic_of_b));
+		assert_string_equal(topic, cases[i].topic_of_b);
+	}
 }
 
 KV_TEST(p8_namespaces_have_endpoints_of_their_own)

@@ -105,6 +105,16 @@ KV_TEST(p10_a_socket_path_that_is_too_long_is_refused_at_the_start)
 	refused(option, NULL, KV_ERR_PATH, "choose a shorter run_dir");
 }
 
+KV_TEST(p10_a_topic_that_is_too_long_is_refused_at_the_start)
+{
+	char option[300] = "--events.publisher=";
+	const char *const fits[] = {option, "--namespaces=b", "--check-config", NULL};
+
+	memset(option + strlen(option), 'x', 255 - strlen("kv@@b"));
+	assert_int_equal(raw_run(fits, out_, sizeof out_), 0);
+	refused(option, "--namespaces=b,cc", KV_ERR_CONFIG, "events.topic: that of \"cc\" has 256 bytes, 255 fit");
+}
+
 KV_TEST(p8_http_is_not_reachable_from_outside_unless_said_twice)
 {
 	refused("--http.listen=0.0.0.0:9464", NULL, KV_ERR_CONFIG, "http.allow_remote");

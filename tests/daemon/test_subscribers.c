@@ -47,7 +47,6 @@ static void begin(void)
 {
 	static kvd_options_t options;
 	const kvd_publisher_config_t config = {.options = &options,
-					       .topic = "kv@{namespace}",
 					       .buffer_bytes = RING_BYTES,
 					       .log_bytes = LOG_BYTES,
 					       .max_subscribers = SUBSCRIBERS,
@@ -60,6 +59,7 @@ static void begin(void)
 	kv_test_dir_make(dir_, sizeof dir_);
 	snprintf(options.run_dir, sizeof options.run_dir, "%s", dir_);
 	snprintf(options.namespaces, sizeof options.namespaces, "a");
+	snprintf(options.events_topic, sizeof options.events_topic, "kv@{namespace}");
 	assert_int_equal(kvd_publisher_open(&config, &publisher_, detail, sizeof detail), KV_OK);
 }
 

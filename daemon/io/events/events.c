@@ -48,7 +48,7 @@ typedef struct packed_event {
 
 typedef struct feed {
 	char name[65];
-	char topic[256];
+	char topic[KVD_TOPIC_MAX + 1];
 	kvd_ring_t ring;
 	uint32_t open_events; /* in the batch being built */
 	uint32_t open_bytes;  /* at most, of its payload */
@@ -426,19 +426,13 @@ static kvd_zmtp_t *endpoint_open(kvd_publisher_t *publisher, const feed_t *feed,
 static kv_status_t feed_open(kvd_publisher_t *publisher, feed_t *feed, const kvd_publisher_config_t *config,
 			     char *detail, size_t cap)
 {
-	const char *mark = strstr(config->topic, "{namespace}");
 	kv_status_t status = kvd_ring_init(&feed->ring, config->buffer_bytes);
 
 	if (status != KV_OK) {
 		return status;
 	}
 	feed->open_bytes = BATCH_BYTES;
-	if (mark) {
-		snprintf(feed->topic, sizeof feed->topic, "%.*s%s%s", (int)(mark - config->topic), config->topic,
-			 feed->name, mark + strlen("{namespace}"));
-	} else {
-		snprintf(feed->topic, sizeof feed->topic, "%s", config->topic);
-	}
+	(void)kvd_topic_format(config->options, feed->name, strlen(feed->name), feed->topic, sizeof feed->topic);
 	feed->events = endpoint_open(publisher, feed, config, "events", config->log_bytes);
 	if (feed->events) {
 		feed->hits = endpoint_open(publisher, feed, config, "hits", config->log_bytes / HITS_SHARE);

@@ -15,10 +15,10 @@
 typedef struct kvd_publisher kvd_publisher_t;
 
 typedef struct kvd_publisher_config {
-	const kvd_options_t *options; /* where, for which namespaces (known by their place), and who may connect */
-	const char *topic;            /* {namespace} is replaced */
-	uint64_t buffer_bytes;        /* of each namespace's ring */
-	uint64_t log_bytes;           /* what an endpoint keeps for slow subscribers (zmtp.h) */
+	const kvd_options_t *
+		options; /* where, for which namespaces (known by their place), under which topics, and who may connect */
+	uint64_t buffer_bytes; /* of each namespace's ring */
+	uint64_t log_bytes;    /* what an endpoint keeps for slow subscribers (zmtp.h) */
 	uint32_t max_subscribers;
 	int tokens; /* 0: leave token ids out */
 	kv_metrics_t *metrics;
