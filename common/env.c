@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,21 +25,50 @@ static uint64_t posix_now_ns(void *ctx)
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
+/* Random bytes and nothing else: other files have been put there. */
+static int is_random_device(int fd)
+{
+	struct stat st;
+
+	return fd >= 0 && fstat(fd, &st) == 0 && S_ISCHR(st.st_mode) && major(st.st_rdev) == 1 &&
+	       (minor(st.st_rdev) == 8 || minor(st.st_rdev) == 9);
+}
+
+/* It stays open: a later call may find no free descriptor, and cannot fail. -1: there is none. */
+static int open_random_device(void)
+{
+	static _Atomic int kept = -1;
+	int other = atomic_load(&kept);
+	int fd;
+
+	if (is_random_device(other)) {
+		return other;
+	}
+	fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+	if (!is_random_device(fd)) {
+		if (fd >= 0) {
+			close(fd);
+		}
+		return -1;
+	}
+	if (!atomic_compare_exchange_strong(&kept, &other, fd)) {
+		close(fd);
+		return other;
+	}
+
+	return fd;
+}
+
 /* The device is as good where a filter refuses the call. Bytes, or an errno below 0. */
 static ssize_t read_random(void *out, size_t n)
 {
 	ssize_t got = getrandom(out, n, 0);
 	const int refused = got < 0 ? errno : 0;
-	int fd;
 
 	if (refused == 0 || refused == EINTR) {
 		return refused ? -refused : got;
 	}
-	fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
-	got = fd >= 0 ? read(fd, out, n) : -1;
-	if (fd >= 0) {
-		close(fd);
-	}
+	got = read(open_random_device(), out, n);
 
 	return got > 0 ? got : -refused;
 }

@@ -83,7 +83,7 @@ kvc_status_t kvc_config_take(kvc_t *kvc, const kvc_config_t *given, kvc_config_t
 				   kvc->program, sizeof kvc->program);
 	}
 	if (status == KVC_OK && kv_random_check(&kvc->env) != KV_OK) {
-		status = kvc_fail(KV_ERR_REFUSED, "the system refuses getrandom, and /dev/urandom is not there");
+		status = kvc_fail(KV_ERR_REFUSED, KV_RANDOM_REFUSED);
 	}
 	if (status == KVC_OK) {
 		status = take_instance(kvc, config);

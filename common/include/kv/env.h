@@ -54,8 +54,10 @@ static inline void kv_free(const kv_env_t *env, void *p)
 	}
 }
 
-/* 0: the process gets random bytes. Else why it gets none, and the posix environment would wait for ever. */
+/* 0: the process gets random bytes, also later, when descriptors have run out. Else why it gets none, and the posix
+ * environment would wait for ever: every program and library asks before its first kv_random(). */
 int kv_random_error(void);
+#define KV_RANDOM_REFUSED "the system refuses getrandom, and /dev/urandom is not there"
 
 /* Format (at most 1,023 bytes are kept) and log one line through env. */
 void kv_logf(const kv_env_t *env, kv_log_level_t level, const char *component, const char *format, ...)
