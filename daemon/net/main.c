@@ -207,7 +207,10 @@ int main(int argc, char **argv)
 	net_.listen_fd = -1;
 	net_.now_ns = kv_now_ns(&kv_env_posix);
 	net_.ucx_ns = strcmp(config_.transports, KVD_PEERS_TLS) == 0 ? UINT64_MAX : 0;
-	status = kvd_net_peers_open(&net_, why, sizeof why);
+	status = kv_random_check(&kv_env_posix);
+	if (status == KV_OK) {
+		status = kvd_net_peers_open(&net_, why, sizeof why);
+	}
 	if (status == KV_OK) {
 		status = kvd_tenants_open(&net_);
 	}

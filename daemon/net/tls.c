@@ -8,6 +8,7 @@
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <openssl/rand.h>
 #include <openssl/ssl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,12 +138,40 @@ static SSL_CTX *make_context(int is_dialler)
 	return context;
 }
 
+static int random_bytes(unsigned char *out, int n)
+{
+	kv_random(&kv_env_posix, out, (size_t)n);
+
+	return 1;
+}
+
+static int random_status(void)
+{
+	return 1;
+}
+
+/* Where getrandom is refused OpenSSL has no randomness: it reads no device, and kv_random() does. */
+static void ensure_randomness(void)
+{
+	static const RAND_METHOD own = {.bytes = random_bytes, .pseudorand = random_bytes, .status = random_status};
+	unsigned char byte;
+
+	if (RAND_bytes(&byte, 1) != 1) {
+		ERR_clear_error();
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* another way is a provider, 100 lines */
+		(void)RAND_set_rand_method(&own);
+#pragma GCC diagnostic pop
+	}
+}
+
 static kvd_tls_t *create(int fd, int is_dialler)
 {
 	static SSL_CTX *contexts[2];
 	kvd_tls_t *tls = calloc(1, sizeof *tls);
 
 	if (!contexts[is_dialler]) {
+		ensure_randomness();
 		contexts[is_dialler] = make_context(is_dialler);
 	}
 	if (!tls || !contexts[is_dialler] || !(tls->ssl = SSL_new(contexts[is_dialler])) || !SSL_set_fd(tls->ssl, fd)) {

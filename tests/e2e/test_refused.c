@@ -1,16 +1,12 @@
 /* What a container may refuse: system calls, by a seccomp filter of this process and of all that it starts, and threads,
  * by a limit of the user or of a control group. The daemon says which call and what to change, and never that memory is
  * out. */
-#include "e2e/rig/rig.h"
+#include "e2e/rig/peers.h"
+#include "kv_refuse.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <grp.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sched.h>
-#include <stddef.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -25,18 +21,7 @@ static struct {
 
 static void refuse_call(void)
 {
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, refuse_.call, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | refuse_.error),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	const struct sock_fprog program = {KV_COUNT_OF(filter), filter};
-
-	setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-		_exit(77);
-	}
+	kv_refuse_call(refuse_.call, refuse_.error);
 }
 
 static void says(rig_t *rig, const char *what, const char *advice)
@@ -153,32 +138,101 @@ KV_TEST(p6_without_getrandom_the_daemon_serves)
 	serve_without(SYS_getrandom, 1);
 }
 
+/* The keys of TLS too: OpenSSL gets its randomness from getrandom alone. */
+KV_TEST(p6_without_getrandom_peers_hand_over)
+{
+	peers_t net;
+
+	refuse_.call = SYS_getrandom;
+	refuse_.error = EPERM;
+	peers_init(&net);
+	net.rig[0].before = net.rig[1].before = refuse_call;
+	peers_start(&net);
+	peers_connected(&net);
+	peers_fini(&net);
+}
+
+static const char *device_; /* in place of /dev/urandom */
+
 static void without_any_randomness(void)
 {
-	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-	    mount("/dev/null", "/dev/urandom", NULL, MS_BIND, NULL) != 0) {
-		_exit(77);
-	}
-	refuse_call();
+	kv_refuse_randomness(device_);
 }
+
+static const char *const no_random_[] = {"/dev/null", "/dev/zero"};
 
 KV_TEST(p10_without_any_randomness_the_start_ends)
 {
-	int result;
-	rig_t rig;
+	for (size_t i = 0; i < KV_COUNT_OF(no_random_); i++) {
+		int result;
+		rig_t rig;
 
-	rig_init(&rig, 0);
+		rig_init(&rig, 0);
+		device_ = no_random_[i];
+		rig.before = without_any_randomness;
+		result = rig_try(&rig);
+		if (result == 77) {
+			rig_fini(&rig);
+			kv_test_skip("needs root, and a kernel that takes seccomp filters");
+		}
+		assert_int_equal(result, kv_status_exit_code(KV_ERR_REFUSED));
+		says(&rig, "getrandom", "seccomp filter");
+		rig_fini(&rig);
+	}
+}
+
+/* kvctl peer-key under such rules: its exit code, and what it says. */
+static int make_key(void (*before)(void), const char *path, char *out, size_t cap)
+{
+	char log[128];
+	int wstatus = 0;
+	pid_t pid;
+
+	snprintf(log, sizeof log, "%s.log", path);
+	pid = fork();
+	if (pid == 0) {
+		if (!freopen(log, "w", stderr)) {
+			_exit(99);
+		}
+		alarm(60); /* it must not wait for randomness */
+		before();
+		execl(kv_test_program(E2E_KVCTL), "kvctl", "peer-key", path, (char *)NULL);
+		_exit(99);
+	}
+	assert_int_equal(waitpid(pid, &wstatus, 0), pid);
+	(void)kv_test_read(log, out, cap);
+
+	return child_exit_of(wstatus);
+}
+
+KV_TEST(p10_without_any_randomness_kvctl_makes_no_key)
+{
+	char dir[64], path[96], text[1024];
+
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/key", dir);
+	for (size_t i = 0; i < KV_COUNT_OF(no_random_); i++) {
+		device_ = no_random_[i];
+		int result = make_key(without_any_randomness, path, text, sizeof text);
+
+		if (result == 77) {
+			kv_test_dir_remove(dir);
+			kv_test_skip("needs root, and a kernel that takes seccomp filters");
+		}
+		assert_int_equal(result, kv_status_exit_code(KV_ERR_REFUSED));
+		assert_int_equal(access(path, F_OK), -1);
+		assert_non_null(strstr(text, "allow getrandom in the seccomp filter"));
+		assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1); /* one line */
+	}
 	refuse_.call = SYS_getrandom;
 	refuse_.error = EPERM;
-	rig.before = without_any_randomness;
-	result = rig_try(&rig);
-	if (result == 77) {
-		rig_fini(&rig);
-		kv_test_skip("needs root, and a kernel that takes seccomp filters");
+	assert_int_equal(make_key(refuse_call, path, text, sizeof text), 0);
+	assert_int_equal(kv_test_read(path, text, sizeof text), 65);
+	for (size_t i = 0; i < 64; i++) {
+		assert_true(isxdigit((unsigned char)text[i]));
 	}
-	assert_int_equal(result, kv_status_exit_code(KV_ERR_REFUSED));
-	says(&rig, "getrandom", "seccomp filter");
-	rig_fini(&rig);
+	assert_true(strspn(text, "0") < 32); /* not of a device that answers zeros */
+	kv_test_dir_remove(dir);
 }
 
 KV_TEST(p10_a_lock_that_is_refused_is_no_other_daemon)
