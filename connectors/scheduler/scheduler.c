@@ -12,6 +12,7 @@
 #include "scheduler/names/weights.h"
 
 #include "kv/struct.h"
+#include "kv/system.h"
 
 #define CALL_MS 1000u /* an answer of the daemon is waited for at least so long */
 
@@ -20,10 +21,14 @@
 kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_config_t *config,
 				   kvx_scheduler_t **p_scheduler)
 {
-	kvx_scheduler_t *scheduler = kv_alloc(env, sizeof *scheduler);
+	kvx_scheduler_t *scheduler;
 	kvc_config_t kvc;
 	kvc_status_t status;
 
+	if (kv_random_check(env) != KV_OK) {
+		return kvx_scheduler_reject_config(KV_RANDOM_REFUSED);
+	}
+	scheduler = kv_alloc(env, sizeof *scheduler);
 	if (!scheduler) {
 		return KVC_ERR_NOMEM;
 	}

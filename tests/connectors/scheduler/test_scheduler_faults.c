@@ -1,6 +1,8 @@
 /* The scheduling half when the daemon is absent, stopped, killed, late or full, when ranks never report, when memory is
  * short, and when the engine does things in the worst order. */
 #include "connectors/scheduler/sched_rig.h"
+#include "kv_child.h"
+#include "kv_refuse.h"
 #include "scheduler/lease_cache.h"
 #include "scheduler/scheduler.h"
 
@@ -11,6 +13,28 @@ static sr_request_t a, b;
 
 static const sr_options_t plain, sync_loads = {.mode = KVX_LOAD_SYNC}, alone = {.alone = 1}, late = {.wait_us = 1},
 				 stopped = {.wait_us = 500, .silence = "50ms", .load_ms = 1000};
+
+/* ---- the machine ----------------------------------------------------------------------------- */
+
+KV_TEST(p7_without_randomness_a_scheduler_is_refused_at_once)
+{
+	int wstatus = 0;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		kvx_scheduler_t *scheduler = NULL;
+
+		alarm(60);
+		kv_refuse_randomness("/dev/null");
+		_exit(kvx_scheduler_open(NULL, &scheduler) != KVC_ERR_ARG ||
+		      strcmp(kvx_scheduler_last_error(), KV_RANDOM_REFUSED) != 0);
+	}
+	assert_int_equal(waitpid(pid, &wstatus, 0), pid);
+	if (child_exit_of(wstatus) == 77) {
+		kv_test_skip("needs root, and a kernel that takes seccomp filters");
+	}
+	assert_int_equal(child_exit_of(wstatus), 0);
+}
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 
