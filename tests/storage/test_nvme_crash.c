@@ -1,8 +1,10 @@
 /* P2: kill -9 at any moment. A writer process stores, flushes and notes in a side file what was acknowledged; it is
  * killed; the next opens the same directory, checks that every acknowledged block is there with its bytes, and goes
  * on. */
+#include "metadb/metadb.h"
 #include "nvme_test.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -10,6 +12,8 @@
 #define ROUNDS     6
 #define BATCH      8u
 #define MAX_CHAINS 400u
+#define STARTS     50u
+#define FILES_MOST 24u /* of a metadata database at rest */
 
 /* Chains of BATCH blocks: chain numbers that were flushed whole are appended to `side`. Runs until it is killed. */
 static int writer(const char *dir, const char *side, uint64_t chain)
@@ -175,8 +179,95 @@ DISK_TEST(p2_every_flushed_block_survives_kill_9, fixture_init(&f_, NULL))
 	unlink(side);
 }
 
+/* ---- the files of the metadata database ------------------------------------------------------ */
+
+static uint32_t count_files(const char *path)
+{
+	DIR *dir = opendir(path);
+	const struct dirent *entry;
+	uint32_t count = 0;
+
+	assert_non_null(dir);
+	while ((entry = readdir(dir)) != NULL) {
+		count += entry->d_name[0] != '.';
+	}
+	closedir(dir);
+
+	return count;
+}
+
+static kvs_metadb_t *open_metadata(const char *dir, char path[256])
+{
+	static kv_metrics_t metrics;
+	kvs_metadb_config_t config = {.path = path, .dir_fd = -1, .allowance = MIB, .uuid = 7, .metrics = &metrics};
+	kvs_metadb_t *db = NULL;
+	int marked = 0;
+
+	snprintf(path, 256, "%s/meta", dir);
+	assert_int_equal(kvs_metadb_create(&config, &kv_env_posix, &db), KV_OK);
+	assert_int_equal(kvs_metadb_open(db, 0, 0, &marked), KV_OK);
+	if (!marked) {
+		assert_int_equal(kvs_metadb_mark(db), KV_OK);
+	}
+
+	return db;
+}
+
+/* One start: slot 0 writes nothing. */
+static int use_metadata(const char *dir, const char *end, const char *slot)
+{
+	kvs_row_change_t change = {.is_put = 1, .row.slot = (kv_slot_t)strtoul(slot, NULL, 10)};
+	char path[256];
+	kvs_metadb_t *db = open_metadata(dir, path);
+
+	if (change.row.slot && kvs_metadb_write(db, &change, 1) != KV_OK) {
+		return 3;
+	}
+	if (strcmp(end, "kill") == 0) {
+		return raise(SIGKILL); /* the metadata process dies with it */
+	}
+	kvs_metadb_close(db);
+
+	return 0;
+}
+
+/* Every second one is killed. */
+static void start_often(int writes)
+{
+	char dir[128], path[256], slot[16];
+	kvs_metadb_t *db;
+
+	kv_test_dir_make(dir, sizeof dir);
+	for (uint32_t i = 0; i < STARTS; i++) {
+		const int killed = i % 2;
+		pid_t pid = fork();
+		int status;
+
+		snprintf(slot, sizeof slot, "%u", writes ? i + 1 : 0);
+		if (pid == 0) {
+			execl("/proc/self/exe", "metadata", dir, killed ? "kill" : "close", slot, "", (char *)NULL);
+			_exit(99);
+		}
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_int_equal(WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), killed ? SIGKILL : 0);
+	}
+	db = open_metadata(dir, path);
+	KV_AWAIT(count_files(path) <= FILES_MOST);
+	kvs_metadb_close(db);
+	kv_test_dir_remove(dir);
+}
+
+KV_TEST(p5_starts_of_the_metadata_process_leave_no_files)
+{
+	start_often(0);
+	start_often(1);
+}
+
 int main(int argc, char **argv)
 {
+	if (argc == 5) {
+		return use_metadata(argv[1], argv[2], argv[3]);
+	}
 	if (argc == 2 && strcmp(argv[0], "withdraw") == 0) {
 		return withdraw_and_die(argv[1]);
 	}
