@@ -1,6 +1,8 @@
 /* A kvd of the program's own, and the raw references. */
 #include "rig.h"
 
+#include "kvk/layout.h"
+
 #include "bench.h"
 
 #include <errno.h>
@@ -125,7 +127,13 @@ int rig_attach(rig_t *rig, const char *model, uint32_t block_bytes)
 				     .role = KVC_ROLE_BOTH,
 				     .program = "kvd-bench",
 				     .timeout_ms = WAIT_MS};
-	char layout[160];
+	const kvk_layout_t block = {.heads = 1,
+				    .layers = 1,
+				    .block_tokens = 16,
+				    .dtype = KVK_DTYPE_BYTE,
+				    .inner = KVK_INNER_OPAQUE,
+				    .page_bytes = block_bytes};
+	char layout[KVK_LAYOUT_TEXT_MAX];
 	const kvc_identity_t identity = {.struct_size = sizeof identity,
 					 .model = model,
 					 .weights = "bench",
@@ -135,9 +143,8 @@ int rig_attach(rig_t *rig, const char *model, uint32_t block_bytes)
 					 .layout = layout,
 					 .page_format = "bench"};
 
-	snprintf(layout, sizeof layout, "kvk1 heads=1 layers=1 tokens=16 k=0 v=0 dtype=byte inner=opaque page=%u",
-		 block_bytes);
-	if (kvc_attach(&config, &rig->kvc) != KVC_OK || kvc_space_open(rig->kvc, &identity, &rig->space) != KVC_OK) {
+	if (kvc_layout_text(&block, layout, sizeof layout) != KVC_OK || kvc_attach(&config, &rig->kvc) != KVC_OK ||
+	    kvc_space_open(rig->kvc, &identity, &rig->space) != KVC_OK) {
 		printf("rig: %s\n", kvc_last_error());
 		return -1;
 	}

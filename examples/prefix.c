@@ -1,6 +1,7 @@
 /* One process stores the KV blocks of a prompt, another reads them: docs/client.md explains it call by call.
  * usage: prefix SOCKET put|get        exit code 0: done, 1: an error, 2: nothing is stored */
 #include <kvc.h>
+#include <kvk/layout.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,14 +53,14 @@ int main(int argc, char **argv)
 {
 	const kvc_config_t config = {
 		.struct_size = sizeof config, .socket = argc > 1 ? argv[1] : NULL, .role = KVC_ROLE_BOTH};
-	const kvc_layout_t layout = {.struct_size = sizeof layout,
-				     .heads = 2,
+	const kvk_layout_t layout = {.heads = 2,
 				     .layers = 4,
 				     .block_tokens = TOKENS,
 				     .k_dim = 32,
 				     .v_dim = 32,
-				     .dtype = "bf16"};
-	char layout_text[KVC_LAYOUT_TEXT_MAX];
+				     .dtype = KVK_DTYPE_BF16,
+				     .inner = KVK_INNER_SPLIT};
+	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	const kvc_identity_t identity = {.struct_size = sizeof identity,
 					 .model = "example",
 					 .weights = "v1",

@@ -5,28 +5,18 @@
 #include "kv/text.h"
 #include "kvk/layout.h"
 
-#include <stdio.h>
-
-_Static_assert(KVC_LAYOUT_TEXT_MAX == KVK_LAYOUT_TEXT_MAX, "what fits here fits the daemon");
-
-kvc_status_t kvc_layout_text(const kvc_layout_t *given, char *out, size_t cap)
+kvc_status_t kvc_layout_text(const kvk_layout_t *layout, char *out, size_t cap)
 {
-	kvk_layout_t parsed;
 	const char *why = NULL;
-	int n;
 
-	if (!given || !out || given->struct_size < sizeof *given || !given->dtype) {
-		return kvc_fail(KV_ERR_ARG,
-				"kvc_layout_text: an argument or the dtype is NULL, or struct_size is not set");
+	if (!layout || !out) {
+		return kvc_fail(KV_ERR_ARG, "kvc_layout_text: an argument is NULL");
 	}
-	n = snprintf(out, cap, "kvk1 heads=%u layers=%u tokens=%u k=%u v=%u dtype=%s inner=%s page=%u", given->heads,
-		     given->layers, given->block_tokens, given->k_dim, given->v_dim, given->dtype,
-		     given->inner ? given->inner : "split", given->page_bytes);
-	if (n < 0 || (size_t)n >= cap) {
-		return kvc_fail(KV_ERR_TOO_BIG, "kvc_layout_text: the text needs %d bytes and a NUL", n);
+	if (kvk_layout_check(layout, &why) != KV_OK) {
+		return kvc_fail(KV_ERR_LAYOUT, "kvc_layout_text: %s", why);
 	}
-	if (kvk_layout_parse(out, (size_t)n, &parsed, &why) != KV_OK) {
-		return kvc_fail(KV_ERR_LAYOUT, "kvc_layout_text: %s: %s", why, out);
+	if (kvk_layout_format(layout, out, cap) != KV_OK) {
+		return kvc_fail(KV_ERR_TOO_BIG, "kvc_layout_text: the text does not fit into %zu bytes", cap);
 	}
 
 	return KVC_OK;

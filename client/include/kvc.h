@@ -250,27 +250,13 @@ typedef struct kvc_identity {
 	uint32_t known;
 } kvc_identity_t;
 
-/* The layout of a block in the pool: [head][layer][page]. A page is what one head of one layer keeps of `block_tokens`
- * tokens. The block is the whole model's, also where tensor-parallel ranks write parts of it. Its text, one a layout:
+/* Write the text of the layout of a block in the pool (kvk_layout_t of kvk/layout.h), and a NUL: at most
+ * KVK_LAYOUT_TEXT_MAX bytes. KVC_ERR_LAYOUT: a field is out of range, or two contradict each other; kvc_last_error()
+ * says which. KVC_ERR_TOO_BIG: it does not fit.
  *
- *   kvk1 heads=N layers=N tokens=N k=N v=N dtype=D inner=I page=N
- *   D: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8, byte
- *   I: split (K of all tokens, then V of all), packed (K and V token by token), opaque (bytes of the engine's own) */
-typedef struct kvc_layout {
-	size_t struct_size;
-	uint32_t heads; /* KV heads of the model; MLA, opaque: 1 */
-	uint32_t layers;
-	uint32_t block_tokens;
-	uint32_t k_dim;      /* elements of K a token and head; opaque: 0 */
-	uint32_t v_dim;      /* elements of V; MLA, opaque: 0 */
-	const char *dtype;   /* D */
-	const char *inner;   /* I; NULL: split */
-	uint32_t page_bytes; /* opaque only: bytes of one layer's page; else 0 */
-} kvc_layout_t;
-#define KVC_LAYOUT_TEXT_MAX 512u /* room for any text, with its NUL */
-/* Write the text and a NUL. KVC_ERR_LAYOUT: a field is out of range, or two contradict each other; kvc_last_error()
- * says which. KVC_ERR_TOO_BIG: does not fit. */
-KVC_API kvc_status_t kvc_layout_text(const kvc_layout_t *layout, char *out, size_t cap);
+ *   kvk1 heads=N layers=N tokens=N k=N v=N dtype=D inner=I page=N */
+struct kvk_layout;
+KVC_API kvc_status_t kvc_layout_text(const struct kvk_layout *layout, char *out, size_t cap);
 
 typedef struct kvc_space_info {
 	size_t struct_size;

@@ -1,6 +1,8 @@
 /* One client of a replay: look up, lease, read and verify every byte, put what is missing. */
 #include "replay.h"
 
+#include "kvk/layout.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +61,13 @@ static uint64_t wrong_bytes(const uint8_t *got, const uint8_t *expected, uint32_
 
 static kvc_status_t open_space(client_t *client)
 {
-	char layout[256];
+	const kvk_layout_t block = {.heads = 1,
+				    .layers = 1,
+				    .block_tokens = TRACE_BLOCK_TOKENS,
+				    .dtype = KVK_DTYPE_BYTE,
+				    .inner = KVK_INNER_OPAQUE,
+				    .page_bytes = client->job->block_bytes};
+	char layout[KVK_LAYOUT_TEXT_MAX];
 	kvc_identity_t identity = {
 		.struct_size = sizeof identity,
 		.model = "kvctl replay",
@@ -72,10 +80,9 @@ static kvc_status_t open_space(client_t *client)
 		.page_format = "replay",
 	};
 
-	snprintf(layout, sizeof layout, "kvk1 heads=1 layers=1 tokens=%u k=0 v=0 dtype=byte inner=opaque page=%u",
-		 TRACE_BLOCK_TOKENS, client->job->block_bytes);
+	kvc_status_t status = kvc_layout_text(&block, layout, sizeof layout);
 
-	return kvc_space_open(client->kvc, &identity, &client->space);
+	return status == KVC_OK ? kvc_space_open(client->kvc, &identity, &client->space) : status;
 }
 
 /* A trace's ids are chained hashes already: bind each to the space, as an engine's own hash would be. */

@@ -38,7 +38,7 @@ struct kvd_serve {
 	state_t state;
 	kvd_prefix_t prefix;
 	char transfer[KVC_MAX_TRANSFER + 1]; /* "": a prefix */
-	char layout[KVC_LAYOUT_TEXT_MAX];
+	char layout[KVK_LAYOUT_TEXT_MAX];
 	uint64_t deadline_ns;
 	kvc_handover_t *handover;
 	uint32_t offered; /* units */

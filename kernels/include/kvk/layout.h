@@ -16,7 +16,7 @@
 #define KVK_MAX_DIM          8192u
 #define KVK_MAX_BLOCK_BYTES  (1u << 30)
 #define KVK_OPAQUE_LEAF      16384u /* leaf size of opaque pages */
-#define KVK_LAYOUT_TEXT_MAX  512u
+#define KVK_LAYOUT_TEXT_MAX  512u   /* room for any text, with its NUL */
 
 /* X(NAME, text, bytes of one element) */
 #define KVK_DTYPE_LIST(X)                                                                                              \
@@ -40,6 +40,7 @@ typedef enum kvk_inner {
 	KVK_INNER_OPAQUE = 2, /* page_bytes per layer as the engine has them; heads must be 1           "opaque" */
 } kvk_inner_t;
 
+/* Of the whole model, also where tensor parallel ranks write parts of a block. */
 typedef struct kvk_layout {
 	uint32_t heads; /* KV heads of the whole model, all ranks; MLA and opaque: 1        */
 	uint32_t layers;
