@@ -289,10 +289,12 @@ kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const 
 	return KV_OK;
 }
 
-/* Nothing of it yet. */
+/* Nothing of it yet. Who does not come for it within its time, or has given it up by then, does not come any more. */
 static kv_status_t begin_handover(kvd_fetch_t *fetch)
 {
-	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = fetch->transfer};
+	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
+					    .transfer = fetch->transfer,
+					    .ttl_ms = kvd_net_left_ms(fetch->net, fetch->deadline_ns)};
 
 	return (kv_status_t)kvc_handover_send(kvd_prefix_space(&fetch->prefix), &chunk, &fetch->handover);
 }

@@ -3,6 +3,7 @@
 #include "e2e/rig/wire_between.h"
 
 #include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 #define SEEDS  300u
@@ -385,6 +386,43 @@ KV_TEST(p5_what_is_too_late_is_not_asked_for)
 		end_all();
 	}
 	assert_true(is_asked);
+}
+
+/* The asker's daemon knows the transfer. */
+static int has_transfer(const talk_t *talk)
+{
+	static char out[1 << 16];
+	char transfer[40];
+
+	name_transfer(talk, transfer);
+	strcat(transfer, "\"");
+	assert_int_equal(rig_kvctl(&rigs_[1], "transfers --json", out, sizeof out), 0);
+
+	return strstr(out, transfer) != NULL;
+}
+
+/* Its consumer's own deadline has passed, and nobody hears of the end. It has gone before handover.ttl. */
+KV_TEST(p4_a_fetch_whose_consumer_does_not_come_leaves_nothing)
+{
+	const uint64_t deadline = rig_now_ms() + WAIT;
+	talk_t talk;
+
+	wire_.timeout_ms = 200;
+	begin_fetch(&talk);
+	while (!wire_has_asked()) {
+		assert_true(rig_now_ms() < deadline);
+		step_asker(0);
+	}
+	assert_true(has_transfer(&talk));
+	while (wire_.net[1].fetches) {
+		step_asker(UINT64_C(300000000));
+	}
+	while (has_transfer(&talk)) {
+		assert_true(rig_now_ms() < deadline);
+		usleep(10000);
+	}
+	wire_.timeout_ms = WAIT;
+	end_all();
 }
 
 /* Of one block, at the beginning of the prompt. */

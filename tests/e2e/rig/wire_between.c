@@ -321,7 +321,7 @@ kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char 
 	snprintf(order.peer, sizeof order.peer, "node0");
 	snprintf(order.transfer, sizeof order.transfer, "%s", transfer);
 	order.flags = is_prefix ? KVD_NET_PREFIX : 0;
-	order.timeout_ms = DEADLINE_MS;
+	order.timeout_ms = wire->timeout_ms;
 	order.names_len = n_tokens * (uint32_t)sizeof *tokens;
 
 	return kvd_fetch_begin(&wire->net[1], &order, (const uint8_t *)tokens);
@@ -359,6 +359,7 @@ void wire_open(wire_t *wire, const rig_t rigs[2], kv_test_rng_t *rng)
 	memset(wire, 0, sizeof *wire);
 	memset(&w_, 0, sizeof w_);
 	wire->rng = rng;
+	wire->timeout_ms = DEADLINE_MS;
 	for (uint32_t i = 0; i < 2; i++) {
 		kvd_net_config_t *config = &wire->config[i];
 		kvd_net_t *net = &wire->net[i];

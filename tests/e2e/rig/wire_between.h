@@ -17,10 +17,11 @@ typedef struct wire {
 	kvd_net_config_t config[2];
 	kv_test_rng_t *rng;
 	uint64_t cuts, flips, delivered, pushes;
-	uint32_t flip_next; /* pushes from now on until one is changed on its way; 0: none */
-	int still;          /* bytes stand still */
-	uint32_t full;      /* ENDs from now on that find no room in the queue of their link */
-	uint64_t order;     /* of the last wire_fetch() */
+	uint32_t flip_next;  /* pushes from now on until one is changed on its way; 0: none */
+	int still;           /* bytes stand still */
+	uint32_t full;       /* ENDs from now on that find no room in the queue of their link */
+	uint64_t order;      /* of the last wire_fetch() */
+	uint32_t timeout_ms; /* of orders, on the test's clock */
 } wire_t;
 
 void wire_open(wire_t *wire, const rig_t rigs[2], kv_test_rng_t *rng);
