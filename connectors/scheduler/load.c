@@ -297,7 +297,6 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 		scheduler->mems[load->part[0].mem].pause_ns = 0;
 	}
 	if (!load->failed) {
-		request->load_status = load->flags & KVX_MSG_MORE ? request->load_status : KVC_OK;
 		request->gpu_tokens += load->gpu_tokens;
 		request->cpu_tokens += load->cpu_tokens;
 		request->disk_tokens += load->disk_tokens;
@@ -322,6 +321,12 @@ static int is_gpu_mem_lost(const kvx_sload_t *load, int32_t status)
 	return load->gpu_tokens > 0 && (status == KVC_ERR_FAULT || status == KVC_ERR_TIER_OFF);
 }
 
+/* The request has no other load. Pieces may be reported in any order, and one that fails is what became of all. */
+static int is_alone(const kvx_sload_t *load)
+{
+	return load->request->loads == load && !load->own_next;
+}
+
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report)
 {
 	kvx_sload_t *load = scheduler->loads;
@@ -342,6 +347,9 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	}
 	load->ranks_left--;
 	if (load->ranks_left == 0) {
+		if (load->request->load_status == KVC_PENDING && is_alone(load)) {
+			load->request->load_status = KVC_OK;
+		}
 		scheduler->stats.loads_done += !load->failed && !(load->flags & KVX_MSG_MORE);
 		add_load_sample(scheduler, load);
 		kvx_load_free(scheduler, load);
