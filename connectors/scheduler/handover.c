@@ -843,6 +843,7 @@ static kvx_shandover_t *choose_source(kvx_scheduler_t *scheduler, kvx_shandover_
 {
 	kvx_shandover_t *there = receive_in_gpu_mem(scheduler, h->request);
 	kvc_handover_info_t other;
+	int is_absent;
 
 	get_info(scheduler, h, info);
 	*p_over = is_over(info);
@@ -850,7 +851,9 @@ static kvx_shandover_t *choose_source(kvx_scheduler_t *scheduler, kvx_shandover_
 		return h;
 	}
 	get_info(scheduler, there, &other);
-	*p_over = has_all(there, &other) || (*p_over && (has_all(h, info) || is_over(&other)));
+	/* A producer begins in both before it ends in host memory: one that has not by then never does. */
+	is_absent = other.state == KVC_HANDOVER_AWAITED;
+	*p_over = has_all(there, &other) || (*p_over && (has_all(h, info) || is_over(&other) || is_absent));
 	if (other.n == 0 || other.n < info->n) {
 		return h;
 	}

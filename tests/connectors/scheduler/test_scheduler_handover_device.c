@@ -508,6 +508,21 @@ SR_CASE(p4_an_aborted_producer_leaves_nothing_on_the_gpu, there)
 }
 SR_ALSO(p4_an_aborted_producer_leaves_nothing_on_the_gpu, there, OWN)
 
+/* Nor is one awaited there that has ended before it began there. */
+SR_CASE(p5_a_producer_that_never_comes_to_the_gpu_is_not_awaited, there)
+{
+	const uint64_t start = sr_now_ns();
+
+	receive(200, producer_gpu());
+	kvx_mem_pause(sr.scheduler, KVX_OWN_MEM); /* the producer's: it begins in host memory alone */
+	begin_sending(200);
+	kvx_scheduler_abort_send(sr.scheduler, &p.ask);
+	sr_finish(&p);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_true(sr_now_ns() - start < WAIT_MS / 4 * KVX_MS);
+	must_be_empty();
+}
+
 SR_CASE(p4_an_aborted_consumer_leaves_nothing_on_the_gpu, there)
 {
 	receive(200, producer_gpu());
