@@ -30,7 +30,7 @@ build_all()
 		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_90,code=sm_90 "${include[@]}" -o "$build/ep.fatbin" kernels/ep/device/ep.cu
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
-	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status}.c common/text/{text,utf8}.c common/option/units.c common/os/{version,no_revision}.c \
+	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,map,status}.c common/wire/sock.c common/text/{text,utf8}.c common/option/units.c common/os/{version,no_revision,refused}.c \
 		kernels/{layout,cpu,cuda,cuda/driver,ep}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
 		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\"" "-DKVK_EP_FATBIN=\"$(realpath "$build")/ep.fatbin\"" -ffp-contract=off
 	done
