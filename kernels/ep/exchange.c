@@ -45,7 +45,8 @@ typedef struct exchange {
 	uint32_t ranks, all; /* `all`: a bit for each other rank */
 	int listener, is_ready;
 	char path[128];
-	uint64_t plan, deadline_ns, grace_ns;
+	uint64_t deadline_ns, grace_ns;
+	kvk_ep_message_t own; /* of this rank, but its kind */
 	connection_t connections[CONNECTIONS];
 } exchange_t;
 
@@ -92,15 +93,14 @@ static void close_fd(int *p_fd)
 /* A peer that is gone is noticed by what it sends. */
 static void send_message(exchange_t *x, connection_t *c, uint32_t kind)
 {
-	const kvk_ep_message_t message = {.magic = KVK_EP_MESSAGE_MAGIC,
-					  .kind = kind,
-					  .rank = x->config->rank,
-					  .lost = x->fault->lost,
-					  .status = x->status,
-					  .plan = x->plan,
-					  .shape = x->config->plan->shape};
+	kvk_ep_message_t message = x->own;
 	const int passed = kind == KVK_EP_HELLO ? x->config->heap : -1;
-	const ssize_t n = kv_sock_send_message(c->fd, &message, sizeof message, passed, MSG_DONTWAIT);
+	ssize_t n;
+
+	message.kind = kind;
+	message.lost = x->fault->lost;
+	message.status = x->status;
+	n = kv_sock_send_message(c->fd, &message, sizeof message, passed, MSG_DONTWAIT);
 
 	if (n != (ssize_t)sizeof message && kind != KVK_EP_GIVE_UP && errno != EPIPE && errno != ECONNRESET) {
 		(void)fail(x, KV_ERR_IO, 0, "a message to a rank could not be sent: %s", strerror(errno));
@@ -121,20 +121,21 @@ static void send_to_all(exchange_t *x, uint32_t kind)
 /* NULL: it is this rank's plan. */
 static const char *find_difference(const exchange_t *x, const kvk_ep_message_t *m, uint32_t *p_theirs, uint32_t *p_ours)
 {
-	static const char *const names[] = {"ranks",      "experts", "experts a token",  "elements of a row",
-					    "max tokens", "groups",  "results in flight"};
-	const kvk_ep_shape_t *shape = &x->config->plan->shape;
+	static const char *const names[] = {"ranks",      "experts", "experts a token",   "elements of a row",
+					    "max tokens", "groups",  "results in flight", "link"};
+	const size_t first = offsetof(kvk_ep_message_t, shape);
 
-	_Static_assert(sizeof *shape == sizeof names / sizeof *names * sizeof(uint32_t), "a name for each field");
+	_Static_assert(offsetof(kvk_ep_message_t, shape) + sizeof names / sizeof *names * sizeof(uint32_t) == sizeof *m,
+		       "a name for each field");
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-		memcpy(p_theirs, (const uint8_t *)&m->shape + i * sizeof *p_theirs, sizeof *p_theirs);
-		memcpy(p_ours, (const uint8_t *)shape + i * sizeof *p_ours, sizeof *p_ours);
+		memcpy(p_theirs, (const uint8_t *)m + first + i * sizeof *p_theirs, sizeof *p_theirs);
+		memcpy(p_ours, (const uint8_t *)&x->own + first + i * sizeof *p_ours, sizeof *p_ours);
 		if (*p_theirs != *p_ours) {
 			return names[i];
 		}
 	}
 
-	return m->plan == x->plan ? NULL : "a layout of another version";
+	return m->plan == x->own.plan ? NULL : "a layout of another version";
 }
 
 /* Of host memory all is known here; what else there is, who maps it finds out. */
@@ -481,7 +482,11 @@ kv_status_t kvk_ep_exchange(const kvk_ep_exchange_t *config, int *heaps, kvk_ep_
 			.ranks = ranks,
 			.all = ((1u << ranks) - 1u) & ~(1u << config->rank),
 			.listener = -1,
-			.plan = kv_digest(config->plan, sizeof *config->plan),
+			.own = {.magic = KVK_EP_MESSAGE_MAGIC,
+				.rank = config->rank,
+				.plan = kv_digest(config->plan, sizeof *config->plan),
+				.shape = config->plan->shape,
+				.link = config->link},
 			.deadline_ns = kv_now_ns(config->env) + timeout_ns,
 			.grace_ns = timeout_ns / GRACE};
 

@@ -44,6 +44,16 @@ KVK_EP_RULE size_t kvk_ep_part_at(const kvk_ep_plan_t *plan, uint64_t number, ui
 	return plan->parts + ((slot * plan->shape.groups + group) * plan->shape.max_tokens + token) * plan->row_bytes;
 }
 
+/* The first of the groups that a rank has, which lie behind each other, and the bytes of their parts for one owner. */
+KVK_EP_RULE uint32_t kvk_ep_first_group(const kvk_ep_plan_t *plan, uint32_t rank)
+{
+	return rank * (plan->shape.groups / plan->shape.ranks);
+}
+KVK_EP_RULE size_t kvk_ep_rank_parts(const kvk_ep_plan_t *plan)
+{
+	return (size_t)kvk_ep_first_group(plan, 1) * plan->shape.max_tokens * plan->row_bytes;
+}
+
 /* Which of the rank's own tokens the record is, which do not travel; max_tokens: another rank's. */
 KVK_EP_RULE uint32_t kvk_ep_own_token(const kvk_ep_plan_t *plan, uint32_t rank, uint32_t record)
 {

@@ -15,7 +15,7 @@ typedef struct kvk_ep_message {
 	int32_t status; /* GIVE_UP */
 	uint64_t plan;  /* HELLO: digest of all that follows from the shape */
 	kvk_ep_shape_t shape;
-	uint32_t reserved;
+	uint32_t link; /* kvk_ep_link_kind_t */
 } kvk_ep_message_t;
 
 #endif

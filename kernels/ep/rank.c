@@ -9,6 +9,19 @@ static size_t end_bytes(const kvk_ep_plan_t *plan)
 	return sizeof(kvk_ep_rank_t) + plan->index_bytes + plan->shape.hidden * (sizeof(float) + sizeof(kvk_bf16_t));
 }
 
+/* Memory of a link that fetches, and of one that pads. */
+static kv_status_t take_copies(kvk_ep_rank_t *ep)
+{
+	const kvk_ep_shape_t *s = &ep->plan.shape;
+	const size_t records = s->max_tokens * ep->plan.record_bytes;
+	const size_t parts = kvk_ep_rank_parts(&ep->plan);
+
+	ep->near = ep->link.fetch ? kv_alloc(&ep->env, ep->plan.heap_bytes) : ep->heap;
+	ep->outbox = ep->link.padded ? kv_alloc(&ep->env, records > parts ? records : parts) : NULL;
+
+	return ep->near && (ep->outbox || !ep->link.padded) ? KV_OK : KV_ERR_NOMEM;
+}
+
 kv_status_t kvk_ep_open(const kv_env_t *env, const kvk_ep_plan_t *plan, uint32_t rank, void *heap,
 			const kvk_ep_link_t *link, kvk_ep_rank_t **p_ep)
 {
@@ -37,6 +50,10 @@ kv_status_t kvk_ep_open(const kv_env_t *env, const kvk_ep_plan_t *plan, uint32_t
 	}
 	ep->sum = (float *)next;
 	ep->part = (kvk_bf16_t *)(ep->sum + s->hidden);
+	if (take_copies(ep) != KV_OK) {
+		kvk_ep_close(ep);
+		return KV_ERR_NOMEM;
+	}
 	*p_ep = ep;
 
 	return KV_OK;
@@ -47,6 +64,8 @@ void kvk_ep_close(kvk_ep_rank_t *ep)
 	if (ep) {
 		const kv_env_t env = ep->env;
 
+		kv_free(&env, ep->near != ep->heap ? ep->near : NULL);
+		kv_free(&env, ep->outbox);
 		kv_free(&env, ep);
 	}
 }
@@ -121,7 +140,7 @@ kvk_ep_stats_t kvk_ep_get_stats(const kvk_ep_rank_t *ep)
 	return ep->stats;
 }
 
-/* ---- the link by stores ---------------------------------------------------------------------- */
+/* ---- links of host memory ---------------------------------------------------------------------- */
 
 static uint8_t *heap_of(void *ctx, uint32_t rank)
 {
@@ -138,6 +157,11 @@ static void release(void *ctx, uint32_t rank, size_t offset, uint64_t value)
 	atomic_store_explicit((_Atomic uint64_t *)(void *)(heap_of(ctx, rank) + offset), value, memory_order_release);
 }
 
+static void fetch(void *ctx, uint32_t rank, size_t offset, void *to, size_t n)
+{
+	memcpy(to, heap_of(ctx, rank) + offset, n);
+}
+
 static void yield(void *ctx)
 {
 	(void)ctx;
@@ -146,5 +170,15 @@ static void yield(void *ctx)
 
 kvk_ep_link_t kvk_ep_memory_link(void *const *heaps)
 {
-	return (kvk_ep_link_t){.ctx = (void *)(uintptr_t)heaps, .put = put, .release = release, .pause = yield};
+	return kvk_ep_link_of(KVK_EP_PEER, heaps);
+}
+
+kvk_ep_link_t kvk_ep_link_of(kvk_ep_link_kind_t kind, void *const *heaps)
+{
+	return (kvk_ep_link_t){.ctx = (void *)(uintptr_t)heaps,
+			       .put = put,
+			       .release = release,
+			       .pause = yield,
+			       .fetch = kind == KVK_EP_PEER ? NULL : fetch,
+			       .padded = kind == KVK_EP_HOST_COPIES};
 }

@@ -17,7 +17,9 @@ struct kvk_ep_rank {
 	kvk_ep_plan_t plan;
 	uint32_t rank;
 	uint32_t failed; /* this rank has given up, or has heard of one that has */
-	uint8_t *heap;
+	uint8_t *heap;   /* where others put, and the flags */
+	uint8_t *near;   /* what it reads of it: the heap, or what was fetched of it */
+	uint8_t *outbox; /* of a padded link: what goes to one rank */
 	kvk_ep_link_t link;
 	uint64_t done[4]; /* the last number of each half: dispatch sent, received, combine sent, received */
 	kvk_ep_stats_t stats;

@@ -62,25 +62,54 @@ static void write_note(const kvk_ep_plan_t *plan, const kvk_ep_tokens_t *tokens,
 	words[2u * (size_t)top_k] = token;
 }
 
+/* Row and note of the number's record i for that rank. A padded link gets them together: rows, then notes. */
+static void put_record(kvk_ep_rank_t *ep, uint64_t number, uint32_t rank, uint32_t i, const kvk_bf16_t *row,
+		       const uint8_t *note)
+{
+	const kvk_ep_plan_t *plan = &ep->plan;
+	const uint32_t record = ep->rank * plan->shape.max_tokens + i;
+	const kvk_ep_link_t *link = &ep->link;
+
+	if (link->padded) {
+		memcpy(ep->outbox + i * plan->row_bytes, row, plan->row_bytes);
+		memcpy(ep->outbox + plan->shape.max_tokens * plan->row_bytes + i * plan->note_bytes, note,
+		       plan->note_bytes);
+		return;
+	}
+	link->put(link->ctx, rank, kvk_ep_row_at(plan, number, record), row, plan->row_bytes);
+	link->put(link->ctx, rank, kvk_ep_note_at(plan, number, record), note, plan->note_bytes);
+}
+
+/* All records that the plan has room for, n of them real. */
+static void put_outbox(kvk_ep_rank_t *ep, uint64_t number, uint32_t rank, uint32_t n)
+{
+	const kvk_ep_plan_t *plan = &ep->plan;
+	const uint32_t most = plan->shape.max_tokens, first = ep->rank * most;
+	const kvk_ep_link_t *link = &ep->link;
+
+	link->put(link->ctx, rank, kvk_ep_row_at(plan, number, first), ep->outbox, most * plan->row_bytes);
+	link->put(link->ctx, rank, kvk_ep_note_at(plan, number, first), ep->outbox + most * plan->row_bytes,
+		  most * plan->note_bytes);
+	ep->stats.dispatch_padding += (most - n) * plan->record_bytes;
+}
+
 /* A rank's own tokens stay where they are. */
 static void send_to(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t number, uint32_t rank)
 {
 	_Alignas(16) uint8_t note[16u + 8u * KVK_EP_MAX_TOP_K];
 	const kvk_ep_plan_t *plan = &ep->plan;
-	const kvk_ep_link_t *link = &ep->link;
 	uint32_t n = 0;
 
 	for (uint32_t t = 0; t < tokens->n; t++) {
 		if (goes_to(plan, tokens->experts + (size_t)t * plan->shape.top_k, rank)) {
-			const uint32_t record = ep->rank * plan->shape.max_tokens + n++;
-
 			write_note(plan, tokens, t, note);
-			link->put(link->ctx, rank, kvk_ep_row_at(plan, number, record),
-				  tokens->rows + (size_t)t * plan->shape.hidden, plan->row_bytes);
-			link->put(link->ctx, rank, kvk_ep_note_at(plan, number, record), note, plan->note_bytes);
+			put_record(ep, number, rank, n++, tokens->rows + (size_t)t * plan->shape.hidden, note);
 		}
 	}
-	link->put(link->ctx, rank, kvk_ep_count_at(plan, number, ep->rank), &n, sizeof n);
+	if (ep->link.padded) {
+		put_outbox(ep, number, rank, n);
+	}
+	ep->link.put(ep->link.ctx, rank, kvk_ep_count_at(plan, number, ep->rank), &n, sizeof n);
 	ep->stats.dispatch_bytes += n * plan->record_bytes;
 }
 
@@ -124,7 +153,7 @@ static told_t read_record(kvk_ep_rank_t *ep, uint64_t number, uint32_t record)
 	const kvk_ep_plan_t *plan = &ep->plan;
 	const kvk_ep_tokens_t *tokens = &kvk_ep_result(ep, number)->tokens;
 	const uint32_t token = kvk_ep_own_token(plan, ep->rank, record), top_k = plan->shape.top_k;
-	const uint32_t *words = (const void *)(ep->heap + kvk_ep_note_at(plan, number, record));
+	const uint32_t *words = (const void *)(ep->near + kvk_ep_note_at(plan, number, record));
 
 	if (token < plan->shape.max_tokens) {
 		return (told_t){token, tokens->experts + (size_t)token * top_k,
@@ -142,7 +171,7 @@ static uint32_t count_of(kvk_ep_rank_t *ep, uint64_t number, uint32_t source)
 	if (source == ep->rank) {
 		return kvk_ep_result(ep, number)->tokens.n;
 	}
-	memcpy(&n, ep->heap + kvk_ep_count_at(&ep->plan, number, source), sizeof n);
+	memcpy(&n, ep->near + kvk_ep_count_at(&ep->plan, number, source), sizeof n);
 
 	return n < most ? n : most;
 }
@@ -184,6 +213,32 @@ static uint32_t build_index(kvk_ep_rank_t *ep, uint64_t number)
 	return first[experts];
 }
 
+static void fetch(kvk_ep_rank_t *ep, size_t offset, size_t n)
+{
+	if (n > 0) {
+		ep->link.fetch(ep->link.ctx, ep->rank, offset, ep->near + offset, n);
+	}
+}
+
+/* What other ranks have sent: the count first, for a link that needs it. */
+static void fetch_records(kvk_ep_rank_t *ep, uint64_t number)
+{
+	const kvk_ep_plan_t *plan = &ep->plan;
+
+	for (uint32_t r = 0; r < plan->shape.ranks && ep->link.fetch; r++) {
+		const uint32_t first = r * plan->shape.max_tokens;
+		uint32_t n;
+
+		if (r == ep->rank) {
+			continue;
+		}
+		fetch(ep, kvk_ep_count_at(plan, number, r), sizeof n);
+		n = ep->link.padded ? plan->shape.max_tokens : count_of(ep, number, r);
+		fetch(ep, kvk_ep_row_at(plan, number, first), n * plan->row_bytes);
+		fetch(ep, kvk_ep_note_at(plan, number, first), n * plan->note_bytes);
+	}
+}
+
 kv_status_t kvk_ep_dispatch_recv(kvk_ep_rank_t *ep, uint64_t number, uint64_t deadline_ns, kvk_ep_rows_t *p_rows)
 {
 	kv_status_t status = begin_half(ep, KVK_EP_DISPATCH_RECEIVED, number);
@@ -195,10 +250,11 @@ kv_status_t kvk_ep_dispatch_recv(kvk_ep_rank_t *ep, uint64_t number, uint64_t de
 	if (status != KV_OK) {
 		return status;
 	}
+	fetch_records(ep, number);
 	*p_rows = (kvk_ep_rows_t){.n = build_index(ep, number),
 				  .first = result->first,
 				  .record = result->record,
-				  .rows = (const void *)(ep->heap + kvk_ep_row_at(&ep->plan, number, 0)),
+				  .rows = (const void *)(ep->near + kvk_ep_row_at(&ep->plan, number, 0)),
 				  .own = result->tokens.rows,
 				  .own_first = ep->rank * ep->plan.shape.max_tokens};
 	ep->done[KVK_EP_DISPATCH_RECEIVED] = number;
@@ -235,20 +291,53 @@ static int reduce_part(kvk_ep_rank_t *ep, uint64_t number, uint32_t record, uint
 	return found > 0;
 }
 
+/* The part of a group of this rank's, to the token's owner. A padded link gets an owner's parts together. */
+static void put_part(kvk_ep_rank_t *ep, uint64_t number, uint32_t owner, uint32_t group, uint32_t token)
+{
+	const kvk_ep_plan_t *plan = &ep->plan;
+	const size_t at = kvk_ep_part_at(plan, number, group, token),
+		     first = kvk_ep_part_at(plan, number, kvk_ep_first_group(plan, ep->rank), 0);
+
+	if (owner == ep->rank) {
+		memcpy(ep->near + at, ep->part, plan->row_bytes);
+		return;
+	}
+	if (ep->link.padded) {
+		memcpy(ep->outbox + at - first, ep->part, plan->row_bytes);
+	} else {
+		ep->link.put(ep->link.ctx, owner, at, ep->part, plan->row_bytes);
+	}
+	ep->stats.combine_bytes += plan->row_bytes;
+}
+
 /* Of token i of the owner's. */
 static void send_parts(kvk_ep_rank_t *ep, uint64_t number, uint32_t owner, uint32_t i, const kvk_bf16_t *outputs)
 {
 	const kvk_ep_plan_t *plan = &ep->plan;
-	const uint32_t rank_groups = plan->shape.groups / plan->shape.ranks,
-		       record = owner * plan->shape.max_tokens + i;
-	const uint32_t token = read_record(ep, number, record).token;
+	const uint32_t token = read_record(ep, number, owner * plan->shape.max_tokens + i).token;
 
-	for (uint32_t g = ep->rank * rank_groups; g < (ep->rank + 1) * rank_groups; g++) {
-		if (token < plan->shape.max_tokens && reduce_part(ep, number, record, g, outputs)) {
-			ep->link.put(ep->link.ctx, owner, kvk_ep_part_at(plan, number, g, token), ep->part,
-				     plan->row_bytes);
-			ep->stats.combine_bytes += owner == ep->rank ? 0 : plan->row_bytes;
+	for (uint32_t g = kvk_ep_first_group(plan, ep->rank); g < kvk_ep_first_group(plan, ep->rank + 1); g++) {
+		if (token < plan->shape.max_tokens &&
+		    reduce_part(ep, number, owner * plan->shape.max_tokens + i, g, outputs)) {
+			put_part(ep, number, owner, g, token);
 		}
+	}
+}
+
+/* To one owner. */
+static void send_back(kvk_ep_rank_t *ep, uint64_t number, uint32_t owner, const kvk_bf16_t *outputs)
+{
+	const uint64_t before = ep->stats.combine_bytes;
+	const size_t bytes = kvk_ep_rank_parts(&ep->plan);
+
+	for (uint32_t i = 0, n = count_of(ep, number, owner); i < n; i++) {
+		send_parts(ep, number, owner, i, outputs);
+	}
+	if (ep->link.padded && owner != ep->rank) {
+		ep->link.put(ep->link.ctx, owner,
+			     kvk_ep_part_at(&ep->plan, number, kvk_ep_first_group(&ep->plan, ep->rank), 0), ep->outbox,
+			     bytes);
+		ep->stats.combine_padding += bytes - (ep->stats.combine_bytes - before);
 	}
 }
 
@@ -260,10 +349,8 @@ kv_status_t kvk_ep_combine_send(kvk_ep_rank_t *ep, uint64_t number, const kvk_bf
 	if (status != KV_OK) {
 		return status;
 	}
-	for (uint32_t source = 0; source < s->ranks; source++) {
-		for (uint32_t i = 0, n = count_of(ep, number, source); i < n; i++) {
-			send_parts(ep, number, source, i, outputs);
-		}
+	for (uint32_t owner = 0; owner < s->ranks; owner++) {
+		send_back(ep, number, owner, outputs);
 	}
 	kvk_ep_release(ep, KVK_EP_COMBINE, number);
 	ep->done[KVK_EP_COMBINE_SENT] = number;
@@ -271,21 +358,49 @@ kv_status_t kvk_ep_combine_send(kvk_ep_rank_t *ep, uint64_t number, const kvk_bf
 	return KV_OK;
 }
 
+static int has_part(kvk_ep_rank_t *ep, uint64_t number, uint32_t token, uint32_t group)
+{
+	const uint32_t top_k = ep->plan.shape.top_k;
+	const uint32_t *experts = kvk_ep_result(ep, number)->tokens.experts + (size_t)token * top_k;
+	uint32_t k = 0;
+
+	while (k < top_k && experts[k] / ep->plan.group_experts != group) {
+		k++;
+	}
+
+	return k < top_k;
+}
+
+/* What other ranks have sent back: all that they may have, or the parts that this rank's tokens have. */
+static void fetch_parts(kvk_ep_rank_t *ep, uint64_t number)
+{
+	const kvk_ep_plan_t *plan = &ep->plan;
+	const uint32_t tokens = kvk_ep_result(ep, number)->tokens.n, each = kvk_ep_first_group(plan, 1);
+
+	for (uint32_t g = 0; g < plan->shape.groups && ep->link.fetch; g++) {
+		if (g / each == ep->rank) {
+			continue;
+		}
+		if (ep->link.padded) {
+			fetch(ep, kvk_ep_part_at(plan, number, g, 0), kvk_ep_rank_parts(plan) / each);
+		}
+		for (uint32_t t = 0; t < tokens && !ep->link.padded; t++) {
+			fetch(ep, kvk_ep_part_at(plan, number, g, t), has_part(ep, number, t, g) ? plan->row_bytes : 0);
+		}
+	}
+}
+
 /* The sum over the groups that have one of the token's experts, in order. */
 static void add_parts(kvk_ep_rank_t *ep, uint64_t number, uint32_t token, kvk_bf16_t *out)
 {
 	const kvk_ep_shape_t *s = &ep->plan.shape;
-	const uint32_t *experts = kvk_ep_result(ep, number)->tokens.experts + (size_t)token * s->top_k;
 
 	memset(ep->sum, 0, s->hidden * sizeof *ep->sum);
 	for (uint32_t g = 0; g < s->groups; g++) {
-		const kvk_bf16_t *part = (const void *)(ep->heap + kvk_ep_part_at(&ep->plan, number, g, token));
-		uint32_t k = 0;
+		const kvk_bf16_t *part = (const void *)(ep->near + kvk_ep_part_at(&ep->plan, number, g, token));
+		const int is_there = has_part(ep, number, token, g);
 
-		while (k < s->top_k && experts[k] / ep->plan.group_experts != g) {
-			k++;
-		}
-		for (uint32_t h = 0; h < s->hidden && k < s->top_k; h++) {
+		for (uint32_t h = 0; h < s->hidden && is_there; h++) {
 			ep->sum[h] += kvk_bf16_to_float(part[h]);
 		}
 	}
@@ -304,6 +419,7 @@ kv_status_t kvk_ep_combine_recv(kvk_ep_rank_t *ep, uint64_t number, uint64_t dea
 	if (status != KV_OK) {
 		return status;
 	}
+	fetch_parts(ep, number);
 	for (uint32_t t = 0; t < kvk_ep_result(ep, number)->tokens.n; t++) {
 		add_parts(ep, number, t, out + (size_t)t * ep->plan.shape.hidden);
 	}

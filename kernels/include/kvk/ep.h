@@ -92,7 +92,7 @@ static inline const kvk_bf16_t *kvk_ep_row(const kvk_ep_plan_t *plan, const kvk_
 					    : rows->rows + (size_t)record * plan->shape.hidden;
 }
 
-/* How bytes reach the heap of a rank, its own one included. One thread of the sender's. */
+/* How bytes reach the heaps of other ranks. One thread of the sender's. */
 typedef struct kvk_ep_link {
 	void *ctx;
 	/* Store bytes. Stores may arrive in any order until a release. */
@@ -101,17 +101,32 @@ typedef struct kvk_ep_link {
 	void (*release)(void *ctx, uint32_t rank, size_t offset, uint64_t value);
 	/* Called amid waits: let others run. */
 	void (*pause)(void *ctx);
+	/* NULL: a rank reads its heap where others put. Else that is memory which all share and nobody computes in, and
+	 * this brings n bytes of the rank's to `to`, after the flag that they belong to. */
+	void (*fetch)(void *ctx, uint32_t rank, size_t offset, void *to, size_t n);
+	/* 1: it moves copies of a size that is known before, all that the plan has room for; 0: what there is. */
+	uint32_t padded;
+	uint32_t reserved;
 } kvk_ep_link_t;
 
-/* Bytes of rows and records sent so far, those to the rank itself not counted. */
+/* What a link is made of. Ranks of a group have the same. */
+typedef enum kvk_ep_link_kind {
+	KVK_EP_PEER,         /* stores to the memory in which the other rank computes                              */
+	KVK_EP_HOST_COPIES,  /* copies into and out of host memory that all share, as large as the plan has room for */
+	KVK_EP_HOST_KERNELS, /* stores to it and loads of it, of what there is                                     */
+} kvk_ep_link_kind_t;
+
+/* Bytes of rows and notes sent so far, those to the rank itself not counted; and what padded copies moved beside. */
 typedef struct kvk_ep_stats {
 	uint64_t dispatch_bytes, combine_bytes;
+	uint64_t dispatch_padding, combine_padding;
 } kvk_ep_stats_t;
 
 /* One rank's end. One thread at a time. */
 typedef struct kvk_ep_rank kvk_ep_rank_t;
 
-/* `heap`: heap_bytes of this rank, zeroed before any rank is opened; it and the link are borrowed until kvk_ep_close().
+/* `heap`: heap_bytes of this rank, which others reach, zeroed before any rank is opened; it and the link are borrowed
+ * until kvk_ep_close(). A link that fetches takes as much again.
  * KV_ERR_NOMEM; KV_ERR_ARG: no such rank. */
 kv_status_t kvk_ep_open(const kv_env_t *env, const kvk_ep_plan_t *plan, uint32_t rank, void *heap,
 			const kvk_ep_link_t *link, kvk_ep_rank_t **p_ep);
@@ -120,6 +135,8 @@ void kvk_ep_close(kvk_ep_rank_t *ep);
 
 /* A link by stores to memory of this process. `heaps` (of all ranks) is borrowed; pause yields the processor. */
 kvk_ep_link_t kvk_ep_memory_link(void *const *heaps);
+/* The link of that kind in host memory: what the GPU's makes of the same heaps. */
+kvk_ep_link_t kvk_ep_link_of(kvk_ep_link_kind_t kind, void *const *heaps);
 
 /* The four halves of a layer's all-to-all, each in order of numbers. All ranks call them equally often and in one
  * order.

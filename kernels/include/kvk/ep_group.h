@@ -25,8 +25,9 @@ typedef struct kvk_ep_exchange {
 	const kvk_ep_plan_t *plan;
 	const char *directory; /* a socket a rank; of this user and mode 0700, made if it is not there */
 	uint32_t rank;
-	int heap;            /* borrowed: kvk_ep_memory_create(), or an export of GPU memory (kvk_device_alloc()) */
-	uint64_t timeout_us; /* 0: 10 s */
+	kvk_ep_link_kind_t link; /* whose heaps these are */
+	int heap;                /* borrowed: kvk_ep_memory_create(), or an export of GPU memory (kvk_device_alloc()) */
+	uint64_t timeout_us;     /* 0: 10 s */
 } kvk_ep_exchange_t;
 
 typedef struct kvk_ep_exchange_fault {
@@ -39,9 +40,9 @@ typedef struct kvk_ep_exchange_fault {
  * leave others on both sides; those that go on name it at their first receive.
  *
  * KV_ERR_TIMEOUT: ranks have not come, or stand still. Who is waiting says so within a quarter of timeout_us more.
- * KV_ERR_CLOSED: a rank has ended. KV_ERR_IDENTITY: a rank has another plan. KV_ERR_EXISTS: a rank is there twice.
- * KV_ERR_NOT_PERMITTED: a process of another user. KV_ERR_PROTO: a message that is none, is cut off, or has not the
- * one descriptor of a heap that is as large as the plan's and cannot shrink. Each ends the exchange on all ranks.
+ * KV_ERR_CLOSED: a rank has ended. KV_ERR_IDENTITY: a rank has another plan or link. KV_ERR_EXISTS: a rank is there
+ * twice. KV_ERR_NOT_PERMITTED: a process of another user. KV_ERR_PROTO: a message that is none, is cut off, or has not
+ * the one descriptor of a heap that is as large as the plan's and cannot shrink. Each ends the exchange on all ranks.
  * KV_ERR_PATH: the directory. KV_ERR_ARG: no such rank; KV_ERR_IO. */
 kv_status_t kvk_ep_exchange(const kvk_ep_exchange_t *config, int *heaps, kvk_ep_exchange_fault_t *fault);
 

@@ -235,9 +235,15 @@ KV_TEST(p10_a_heap_that_is_too_short_or_may_shrink_is_refused)
 
 KV_TEST(p10_a_rank_of_another_plan_is_refused_by_both_with_a_sentence)
 {
-	static const char *const names[] = {"ranks: 4 there, 3 here", "experts: 13",       "experts a token: 3",
-					    "elements of a row: 17",  "tokens: 9",         "groups: 4",
-					    "in flight: 3",           "of another version"};
+	static const char *const names[] = {"ranks: 4 there, 3 here",
+					    "experts: 13",
+					    "experts a token: 3",
+					    "elements of a row: 17",
+					    "tokens: 9",
+					    "groups: 4",
+					    "in flight: 3",
+					    "link: 1 there, 0 here",
+					    "of another version"};
 
 	for (size_t i = 0; i < KV_COUNT_OF(names); i++) {
 		kvk_ep_message_t hello, answer;
@@ -246,7 +252,7 @@ KV_TEST(p10_a_rank_of_another_plan_is_refused_by_both_with_a_sentence)
 		start(0);
 		raw = connect_to(0);
 		hello = message(KVK_EP_HELLO, 1);
-		if (i < 7) {
+		if (i < 8) {
 			((uint32_t *)(void *)&hello.shape)[i]++;
 		} else {
 			hello.plan++;

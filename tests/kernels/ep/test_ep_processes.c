@@ -52,6 +52,7 @@ typedef struct board {
 static struct {
 	board_t *board;
 	kvk_ep_plan_t plan;
+	kvk_ep_link_kind_t kind;
 	char directory[96];
 	batch_t batches[NUMBERS][MOST_RANKS];
 	answer_t expected[MOST_RANKS];
@@ -59,7 +60,7 @@ static struct {
 	uint32_t rank, victim;
 	int exchanges, signal;
 	uint32_t looks_left, steps_left; /* until the victim gets its signal; 0: never */
-	kvk_ep_link_t memory;
+	kvk_ep_link_t link;
 } w;
 
 /* ---- what a rank does ------------------------------------------------------------------------ */
@@ -92,13 +93,13 @@ static void step(void)
 static void put(void *ctx, uint32_t rank, size_t offset, const void *bytes, size_t n)
 {
 	step();
-	w.memory.put(ctx, rank, offset, bytes, n);
+	w.link.put(ctx, rank, offset, bytes, n);
 }
 
 static void release(void *ctx, uint32_t rank, size_t offset, uint64_t value)
 {
 	step();
-	w.memory.release(ctx, rank, offset, value);
+	w.link.release(ctx, rank, offset, value);
 }
 
 static void run_experts(uint32_t rank, const kvk_ep_rows_t *rows, kvk_bf16_t *outputs)
@@ -161,8 +162,8 @@ static kv_status_t run_group(const kv_env_t *env, const kvk_ep_memory_t *memory)
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
 		heaps[r] = memory[r].base;
 	}
-	w.memory = kvk_ep_memory_link(heaps);
-	link = w.memory;
+	w.link = kvk_ep_link_of(w.kind, heaps);
+	link = w.link;
 	link.put = put;
 	link.release = release;
 	status = kvk_ep_open(env, &w.plan, w.rank, heaps[w.rank], &link, &ep);
@@ -208,6 +209,7 @@ static void rank_main(void)
 					  .plan = &w.plan,
 					  .directory = w.directory,
 					  .rank = w.rank,
+					  .link = w.kind,
 					  .heap = heap,
 					  .timeout_us = DEADLINE / 1000};
 	w.exchanges = 1;
@@ -282,7 +284,7 @@ static void run_half(kvk_ep_rank_t **eps, uint64_t number)
 	}
 }
 
-/* Ranks in turn, in this process. */
+/* Ranks in turn, in this process, over stores. */
 static void run_reference(void)
 {
 	const uint32_t ranks = w.plan.shape.ranks;
@@ -337,8 +339,13 @@ static void end_test(void)
 
 static void check_answer(uint32_t rank)
 {
+	const answer_t *answer = &w.board->ranks[rank].answer, *expected = &w.expected[rank];
+
 	assert_int_equal(w.board->ranks[rank].status, KV_OK);
-	assert_memory_equal(&w.board->ranks[rank].answer, &w.expected[rank], sizeof(answer_t));
+	assert_memory_equal(answer->rows, expected->rows, sizeof answer->rows);
+	assert_int_equal(answer->sent.dispatch_bytes, expected->sent.dispatch_bytes);
+	assert_int_equal(answer->sent.combine_bytes, expected->sent.combine_bytes);
+	assert_int_equal(answer->sent.dispatch_padding > 0, w.kind == KVK_EP_HOST_COPIES && w.plan.shape.ranks > 1);
 }
 
 /* ---- one that falls -------------------------------------------------------------------------- */
@@ -459,6 +466,7 @@ static int run_with_victim(uint32_t ranks, int signal, uint32_t look, uint32_t a
 	w.looks_left = look;
 	w.steps_left = at_step;
 	w.victim = (look + at_step) % ranks;
+	w.kind = (kvk_ep_link_kind_t)(at_step % 3);
 	for (uint32_t r = 0; r < ranks; r++) {
 		pids[r] = r == w.victim ? 0 : start_rank(r);
 	}
@@ -492,16 +500,18 @@ KV_TEST(p1_ranks_in_processes_give_the_bits_of_ranks_in_one)
 	static const uint32_t ranks[] = {1, 2, 4};
 
 	w.victim = NOBODY;
-	for (size_t i = 0; i < KV_COUNT_OF(ranks); i++) {
+	for (size_t i = 0; i < KV_COUNT_OF(ranks) * 3; i++) {
+		const uint32_t n = ranks[i / 3];
 		pid_t pids[MOST_RANKS];
 		int status;
 
-		begin(ranks[i]);
+		w.kind = (kvk_ep_link_kind_t)(i % 3);
+		begin(n);
 		run_reference();
-		for (uint32_t r = 0; r < ranks[i]; r++) {
+		for (uint32_t r = 0; r < n; r++) {
 			pids[r] = start_rank(r);
 		}
-		for (uint32_t r = 0; r < ranks[i]; r++) {
+		for (uint32_t r = 0; r < n; r++) {
 			assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
 			assert_int_equal(status, 0);
 			check_answer(r);
