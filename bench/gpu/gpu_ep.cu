@@ -3,11 +3,13 @@
 //   right   bytes, index and sums against the twin of kernels/ep, with routings of all kinds; a difference ends the
 //           program
 //   link    the transport of two ranks at once, against copies of the same bytes
+//   host    the same through host memory that the ranks share, by copies and by kernels
 // With two GPUs each rank has its own; with one both lie on it. Exit status 77: there is no GPU.
 #include "gpu_copy.h"
 
 extern "C" {
 #include "kvk/ep_gpu.h"
+#include "kvk/ep_group.h"
 }
 
 #include <memory>
@@ -87,6 +89,39 @@ static std::vector<void *> shared_memory(const device_t &device, size_t bytes)
 	return bases;
 }
 
+struct host_heap_t {
+	kvk_ep_memory_t memory;
+	kvk_cu_ptr_t address; // as the device of that mapping reaches it
+};
+
+// Host memory that each device has a mapping of its own of, as ranks in processes do.
+static std::vector<host_heap_t> shared_host_memory(size_t bytes)
+{
+	std::vector<host_heap_t> heaps(devices.size());
+	kvk_ep_memory_t first;
+	int fd;
+
+	must_kv(kvk_ep_memory_create(bytes, &first, &fd));
+	for (size_t d = 0; d < devices.size(); d++) {
+		host_heap_t &heap = heaps[d];
+
+		must_kv(kvk_ep_memory_map(fd, bytes, &heap.memory));
+		must_kv(kvk_gpu_register(devices[d].kvk, heap.memory.base, heap.memory.bytes));
+		must_kv(kvk_gpu_address(devices[d].kvk, heap.memory.base, bytes, &heap.address));
+	}
+	kvk_ep_memory_unmap(&first);
+	close(fd);
+
+	return heaps;
+}
+
+// What a group's link is made of.
+struct how_t {
+	kvk_ep_link_kind_t link;
+	uint32_t sms;
+	uint64_t pace, timeout_us;
+};
+
 struct rank_t {
 	device_t device;
 	kvk_ep_gpu_t *ep;
@@ -101,9 +136,10 @@ struct rank_t {
 struct group_t {
 	kvk_ep_plan_t plan;
 	std::vector<std::vector<void *>> heaps; // [rank][device]
+	std::vector<std::vector<host_heap_t>> host;
 	std::vector<rank_t> ranks;
 
-	group_t(const kvk_ep_shape_t &shape, uint32_t slots, uint32_t sms, uint64_t timeout_us = 0);
+	group_t(const kvk_ep_shape_t &shape, uint32_t slots, const how_t &how);
 	~group_t();
 };
 
@@ -116,7 +152,7 @@ template <typename T> static T *device_array(size_t n)
 	return p;
 }
 
-group_t::group_t(const kvk_ep_shape_t &shape, uint32_t slots, uint32_t sms, uint64_t timeout_us)
+group_t::group_t(const kvk_ep_shape_t &shape, uint32_t slots, const how_t &how)
 {
 	const char *why = "";
 
@@ -125,7 +161,11 @@ group_t::group_t(const kvk_ep_shape_t &shape, uint32_t slots, uint32_t sms, uint
 		exit(1);
 	}
 	for (uint32_t r = 0; r < shape.ranks; r++) {
-		heaps.push_back(shared_memory(devices[r % devices.size()], plan.heap_bytes));
+		if (how.link == KVK_EP_PEER) {
+			heaps.push_back(shared_memory(devices[r % devices.size()], plan.heap_bytes));
+		} else {
+			host.push_back(shared_host_memory(plan.heap_bytes));
+		}
 	}
 	for (uint32_t r = 0; r < shape.ranks; r++) {
 		const size_t rows = (size_t)slots * shape.max_tokens, at = r % devices.size();
@@ -136,14 +176,16 @@ group_t::group_t(const kvk_ep_shape_t &shape, uint32_t slots, uint32_t sms, uint
 		rank.device = devices[at];
 		on(rank.device);
 		for (uint32_t other = 0; other < shape.ranks; other++) {
-			bases[other] = (kvk_cu_ptr_t)heaps[other][at];
+			bases[other] = how.link == KVK_EP_PEER ? (kvk_cu_ptr_t)heaps[other][at] : host[other][at].address;
 		}
 		config.gpu = rank.device.kvk;
 		config.plan = &plan;
 		config.heaps = bases;
 		config.rank = r;
-		config.sms = sms;
-		config.timeout_us = timeout_us;
+		config.link = how.link;
+		config.sms = how.sms;
+		config.pace = how.pace;
+		config.timeout_us = how.timeout_us;
 		must_kv(kvk_ep_gpu_open(&config, &rank.ep));
 		CU(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
 		CU(cudaEventCreate(&rank.begin));
@@ -171,6 +213,12 @@ group_t::~group_t()
 	for (const auto &bases : heaps) {
 		for (size_t d = 0; d < devices.size(); d++) {
 			kvk_gpu_unmap(devices[d].kvk, bases[d]);
+		}
+	}
+	for (auto &of_rank : host) {
+		for (size_t d = 0; d < devices.size(); d++) {
+			kvk_gpu_unregister(devices[d].kvk, of_rank[d].memory.base);
+			kvk_ep_memory_unmap(&of_rank[d].memory);
 		}
 	}
 }
@@ -267,13 +315,13 @@ struct twins_t {
 	std::vector<kvk_ep_rows_t> rows;
 	std::vector<rows_t> out;
 
-	explicit twins_t(const kvk_ep_plan_t &p) : plan(p), ranks(p.shape.ranks), rows(p.shape.ranks), out(p.shape.ranks)
+	twins_t(const kvk_ep_plan_t &p, kvk_ep_link_kind_t kind) : plan(p), ranks(p.shape.ranks), rows(p.shape.ranks), out(p.shape.ranks)
 	{
 		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
 			memory.emplace_back(new uint64_t[plan.heap_bytes / 8 + 1]());
 			heaps.push_back(memory.back().get());
 		}
-		const kvk_ep_link_t link = kvk_ep_memory_link(heaps.data());
+		const kvk_ep_link_t link = kvk_ep_link_of(kind, heaps.data());
 		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
 			must_kv(kvk_ep_open(&kv_env_posix, &plan, r, heaps[r], &link, &ranks[r]));
 		}
@@ -402,8 +450,9 @@ static void check_pair(group_t &g, twins_t &twins, uint64_t first)
 
 static void check_group(const kvk_ep_shape_t &shape, uint32_t pairs)
 {
-	group_t g(shape, 2, below(3) ? 8 : 1 + below(16));
-	twins_t twins(g.plan);
+	const kvk_ep_link_kind_t link = (kvk_ep_link_kind_t)below(3);
+	group_t g(shape, 2, {link, below(3) ? 8 : 1 + below(16), below(2) ? 10000000000u : 0, 0});
+	twins_t twins(g.plan, link);
 
 	for (uint32_t pair = 0; pair < pairs; pair++) {
 		check_pair(g, twins, 1 + 2 * pair);
@@ -413,20 +462,22 @@ static void check_group(const kvk_ep_shape_t &shape, uint32_t pairs)
 		kvk_ep_gpu_report_t report;
 
 		must_kv(kvk_ep_gpu_check(g.ranks[r].ep, &report));
-		if (stats.dispatch_bytes != report.stats.dispatch_bytes || stats.combine_bytes != report.stats.combine_bytes) {
-			printf("gpu_ep: rank %u has sent %llu + %llu bytes, the twin %llu + %llu\n", r, (unsigned long long)report.stats.dispatch_bytes,
-			       (unsigned long long)report.stats.combine_bytes, (unsigned long long)stats.dispatch_bytes,
-			       (unsigned long long)stats.combine_bytes);
+		if (memcmp(&stats, &report.stats, sizeof stats) != 0) {
+			printf("gpu_ep: rank %u has sent %llu + %llu bytes and %llu + %llu of padding, the twin %llu + %llu and %llu + %llu\n", r,
+			       (unsigned long long)report.stats.dispatch_bytes, (unsigned long long)report.stats.combine_bytes,
+			       (unsigned long long)report.stats.dispatch_padding, (unsigned long long)report.stats.combine_padding,
+			       (unsigned long long)stats.dispatch_bytes, (unsigned long long)stats.combine_bytes,
+			       (unsigned long long)stats.dispatch_padding, (unsigned long long)stats.combine_padding);
 			exit(1);
 		}
 	}
 }
 
 // A rank that never comes is named by all others, and nothing hangs.
-static void check_lost_rank()
+static void check_lost_rank(kvk_ep_link_kind_t link)
 {
 	const kvk_ep_shape_t shape = {3, 6, 2, 64, 16, 3, 2};
-	group_t g(shape, 2, 2, 100000);
+	group_t g(shape, 2, {link, 2, 0, 100000});
 	kvk_ep_gpu_rows_t rows;
 
 	for (uint32_t r = 0; r < 2; r++) {
@@ -467,7 +518,9 @@ static bench_outcome_t run_right(int)
 		s.in_flight = 2 + below(2);
 		check_group(s, 3);
 	}
-	check_lost_rank();
+	for (const kvk_ep_link_kind_t link : {KVK_EP_PEER, KVK_EP_HOST_COPIES, KVK_EP_HOST_KERNELS}) {
+		check_lost_rank(link);
+	}
 	printf("gpu_ep: %u groups of ranks, 6 dispatches each: index, sums and bytes are the twin's; a lost rank is named\n", groups);
 
 	return BENCH_DONE;
@@ -603,7 +656,7 @@ static void link_rows(uint32_t hidden, uint32_t sms)
 {
 	const kvk_ep_shape_t shape = {2, 128, 8, hidden, 4096, 2, 1};
 	const bool two = devices.size() > 1;
-	group_t g(shape, 1, sms);
+	group_t g(shape, 1, {KVK_EP_PEER, sms, 0, 0});
 	std::vector<double> us[PARTS];
 	uint64_t number = 0;
 
@@ -687,8 +740,104 @@ static bench_outcome_t run_link(int)
 	return BENCH_DONE;
 }
 
+// ---- host ---------------------------------------------------------------------------------------
+
+// Bytes of rank r's own host memory, out and in, one after the other as a dispatch and its combine need them.
+struct bare_t {
+	uint8_t *device, *host;
+};
+
+static void copy_bare(rank_t &rank, const bare_t &bare, uint64_t bytes, bool both)
+{
+	CU(cudaMemcpyAsync(bare.host, bare.device, bytes, cudaMemcpyDeviceToHost, rank.stream));
+	if (both) {
+		CU(cudaMemcpyAsync(bare.device, bare.host, bytes, cudaMemcpyHostToDevice, rank.stream));
+	}
+}
+
+static std::vector<bare_t> open_bare(group_t &g, uint64_t bytes)
+{
+	std::vector<bare_t> all;
+
+	for (rank_t &rank : g.ranks) {
+		bare_t bare = {};
+
+		on(rank.device);
+		bare.device = device_array<uint8_t>(bytes);
+		CU(cudaHostAlloc((void **)&bare.host, bytes, cudaHostAllocPortable));
+		all.push_back(bare);
+	}
+
+	return all;
+}
+
+// Out, then in, of a dispatch and of a combine: all parts but the reduction, which stays in the rank's memory.
+static void host_rows(const how_t &how, double goal, const char *name, double *p_out)
+{
+	const kvk_ep_shape_t shape = {2, 128, 8, 2048, 4096, 2, 1};
+	group_t g(shape, 1, how);
+	std::vector<double> us[PARTS];
+	uint64_t number = 0;
+
+	fill(g);
+	const auto in_parts = [&] {
+		double moves = 0;
+
+		number++;
+		for (int part = 0; part < PARTS; part++) {
+			const double seconds = together(g, part_of(g, part, number));
+
+			us[part].push_back(seconds * 1e6);
+			moves += part == REDUCE ? 0 : seconds;
+		}
+		return moves;
+	};
+	in_parts();
+	const uint64_t bytes = wire_bytes(g);
+	const std::vector<bare_t> bare = open_bare(g, bytes);
+	const auto bare_of = [&](const rank_t &rank) { return bare[(size_t)(&rank - g.ranks.data())]; };
+	const side_t moves = [&] { return (double)bytes / in_parts() / 1e9; };
+	const side_t copies = [&] {
+		return (double)bytes / together(g, [&](rank_t &rank) {
+			       copy_bare(rank, bare_of(rank), bytes / 2, true);
+			       copy_bare(rank, bare_of(rank), bytes / 2, true);
+		       }) / 1e9;
+	};
+	kvk_ep_gpu_report_t report;
+
+	row(text("through host memory, H 2,048, 4,096 tokens a rank, %s: dispatched and combined, without the reduction", name), "GB/s",
+	    "cudaMemcpyAsync of the bytes out of both ranks, then in", goal, moves, copies);
+	*p_out = (double)bytes / together(g, [&](rank_t &rank) { copy_bare(rank, bare_of(rank), bytes, false); });
+	must_kv(kvk_ep_gpu_check(g.ranks[0].ep, &report));
+	printf("# us, medians: push %.1f, wait and fetch and index %.1f, reduce %.1f, return %.1f, wait and fetch and sum %.1f; %.1f MB a rank, padding %.2f %%\n",
+	       median(us[PUSH]), median(us[INDEX]), median(us[REDUCE]), median(us[RETURN]), median(us[SUM]), (double)bytes / 1e6,
+	       100.0 * (double)(report.stats.dispatch_padding + report.stats.combine_padding) /
+		       (double)(report.stats.dispatch_bytes + report.stats.combine_bytes));
+	for (const bare_t &b : bare) {
+		CU(cudaFree(b.device));
+		CU(cudaFreeHost(b.host));
+	}
+}
+
+static bench_outcome_t run_host(int)
+{
+	const char *why = open_devices();
+	double out = 0;
+
+	if (why) {
+		return bench_skip("%s", why);
+	}
+	rng.seed(7);
+	host_rows({KVK_EP_HOST_COPIES, 8, 0, 0}, 0.92, "the copy engine", &out);
+	host_rows({KVK_EP_HOST_KERNELS, 8, 0, 0}, 0.92, "8 SMs, no pace", &out);
+	host_rows({KVK_EP_HOST_KERNELS, 8, (uint64_t)(0.85 * out), 0}, 0, "8 SMs at 0.85 of the link", &out);
+
+	return BENCH_DONE;
+}
+
 extern "C" const bench_t bench_list[] = {
 	{"right", run_right, 0, "dispatch and combine on GPUs, byte by byte", "the twin on the CPU", "equal"},
 	{"link", run_link, 0, "dispatch and combine of two ranks", "copies of the same bytes", "rows moved: ratio >= 0.85"},
+	{"host", run_host, 0, "dispatch and combine of two ranks through host memory", "copies of the same bytes", "ratio >= 0.92"},
 	{},
 };

@@ -30,7 +30,7 @@ build_all()
 		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_90,code=sm_90 "${include[@]}" -o "$build/ep.fatbin" kernels/ep/device/ep.cu
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
-	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,map,status}.c common/wire/sock.c common/text/{text,utf8}.c common/option/units.c common/os/{version,no_revision,refused}.c \
+	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,map,status}.c common/wire/sock.c common/text/{text,utf8}.c common/option/units.c common/os/{cgroup,version,no_revision,refused}.c \
 		kernels/{layout,cpu,cuda,cuda/driver,ep}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
 		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\"" "-DKVK_EP_FATBIN=\"$(realpath "$build")/ep.fatbin\"" -ffp-contract=off
 	done
@@ -110,7 +110,7 @@ disk() { with_kvd load_disk kvd-gpu-load; }
 kills() { with_kvd kill_loop kvd-gpu-kill; }
 gemm() { measured gemm 100 "$build/gpu_copy" gemm; }
 probe() { measured probe 60 "$build/gpu_probe" link host flag; }
-ep() { measured ep 120 "$build/gpu_ep" right link; }
+ep() { measured ep 120 "$build/gpu_ep" right link host; }
 peer() { measured peer 200 "$build/gpu_copy" peer mapped; }
 
 right()

@@ -12,10 +12,17 @@
 #define LINE            128u
 #define STAGES          3u /* of a warp, at least, where there is room: one is filled, one is sent, one is read */
 
-enum { ROUTE, PUSH, WAIT, COUNT, PLACE, REDUCE, RETURN, SUM, KERNELS };
+enum { ROUTE, PUSH, WAIT, COUNT, PLACE, REDUCE, RETURN, SUM, PULL, FLAG, KERNELS };
 
-static const char *const names[KERNELS] = {KVK_EP_ROUTE, KVK_EP_PUSH,   KVK_EP_WAIT,   KVK_EP_COUNT,
-					   KVK_EP_PLACE, KVK_EP_REDUCE, KVK_EP_RETURN, KVK_EP_SUM};
+static const char *const names[KERNELS] = {KVK_EP_ROUTE,  KVK_EP_PUSH,   KVK_EP_WAIT, KVK_EP_COUNT, KVK_EP_PLACE,
+					   KVK_EP_REDUCE, KVK_EP_RETURN, KVK_EP_SUM,  KVK_EP_PULL,  KVK_EP_FLAG};
+
+/* What differs among links: how rows of a number get to the other ranks, and the flag behind them; and how those of
+ * others get to where the rank reads, once their flags are here. `kind`: KVK_EP_DISPATCH or KVK_EP_COMBINE. */
+typedef struct gpu_link {
+	kv_status_t (*send)(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream);
+	kv_status_t (*fetch)(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream);
+} gpu_link_t;
 
 struct kvk_ep_gpu {
 	kvk_gpu_t *gpu;
@@ -25,6 +32,8 @@ struct kvk_ep_gpu {
 	kvk_cu_stream_t stream; /* on which the state is read */
 	uint8_t *seen;          /* pinned: the state, and the reports of all ranks */
 	kvk_ep_args_t args;
+	kvk_ep_link_kind_t kind;
+	const gpu_link_t *link;
 	uint32_t sms, wide;
 	uint64_t done[4]; /* halves that were enqueued */
 	uint64_t reduced;
@@ -43,11 +52,13 @@ static size_t append(size_t *p_end, size_t bytes)
 }
 
 /* What a rank has beside its heap; offsets become addresses by `base`. */
-static size_t place(const kvk_ep_plan_t *plan, kvk_cu_ptr_t base, kvk_ep_args_t *args)
+static size_t place(const kvk_ep_plan_t *plan, kvk_ep_link_kind_t kind, kvk_cu_ptr_t base, kvk_ep_args_t *args)
 {
 	const size_t records = (size_t)plan->shape.ranks * plan->shape.max_tokens;
 	size_t end = 0;
 
+	args->near = kind == KVK_EP_PEER ? 0 : base + append(&end, plan->heap_bytes); /* first: regions of 256 bytes */
+	args->outbox = kind == KVK_EP_HOST_COPIES ? base + append(&end, records * plan->record_bytes) : 0;
 	args->state = base + append(&end, sizeof(kvk_ep_state_t));
 	args->index = base + append(&end, plan->index_bytes);
 	args->masks = base + append(&end, plan->shape.max_tokens);
@@ -58,11 +69,11 @@ static size_t place(const kvk_ep_plan_t *plan, kvk_cu_ptr_t base, kvk_ep_args_t 
 	return end;
 }
 
-size_t kvk_ep_gpu_bytes(const kvk_ep_plan_t *plan)
+size_t kvk_ep_gpu_bytes(const kvk_ep_plan_t *plan, kvk_ep_link_kind_t link)
 {
 	kvk_ep_args_t args;
 
-	return place(plan, 0, &args);
+	return place(plan, link, 0, &args);
 }
 
 /* Shared memory of the kernels of the index. */
@@ -104,6 +115,127 @@ static kv_status_t size_stages(kvk_ep_gpu_t *ep)
 	return KV_OK;
 }
 
+/* ---- links ----------------------------------------------------------------------------------- */
+
+/* In the context. */
+static kv_status_t launch(kvk_ep_gpu_t *ep, int kernel, uint32_t grid, size_t shared_bytes, kvk_cu_stream_t stream)
+{
+	const unsigned threads = kernel == WAIT || kernel == FLAG   ? 32u
+				 : kernel == PUSH || kernel == PULL ? KVK_EP_THREADS + 32u * KVK_EP_NOTE_WARPS
+								    : KVK_EP_THREADS;
+	void *params[] = {&ep->args};
+
+	return KVK_GPU_CALL(ep->gpu, launch, ep->kernels[kernel], grid, 1, 1, threads, 1, 1, (unsigned)shared_bytes,
+			    stream, params, NULL);
+}
+
+/* Shared memory of a kernel that moves rows. */
+static size_t ring_bytes(const kvk_ep_gpu_t *ep)
+{
+	return (size_t)ep->args.ring_warps * ep->args.stages * ep->args.stage_bytes;
+}
+
+static kv_status_t send_by_stores(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	(void)number;
+
+	return kind == KVK_EP_DISPATCH ? launch(ep, PUSH, ep->sms, ring_bytes(ep) + share_bytes(ep), stream)
+				       : launch(ep, RETURN, ep->sms, ring_bytes(ep), stream);
+}
+
+static kv_status_t fetch_nothing(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	(void)ep, (void)kind, (void)number, (void)stream;
+
+	return KV_OK;
+}
+
+static kv_status_t fetch_by_loads(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	(void)kind, (void)number;
+
+	return launch(ep, PULL, ep->sms, ring_bytes(ep), stream);
+}
+
+static kv_status_t copy(kvk_ep_gpu_t *ep, kvk_cu_ptr_t to, kvk_cu_ptr_t from, size_t bytes, kvk_cu_stream_t stream)
+{
+	return KVK_GPU_CALL(ep->gpu, copy_async, to, from, bytes, stream);
+}
+
+/* All rows and notes of one sender for one rank that the plan has room for: the outbox and heaps have them apart. */
+static kv_status_t copy_records(kvk_ep_gpu_t *ep, kvk_cu_ptr_t rows[2], kvk_cu_ptr_t notes[2], kvk_cu_stream_t stream)
+{
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const kv_status_t status = copy(ep, rows[1], rows[0], plan->shape.max_tokens * plan->row_bytes, stream);
+
+	return status == KV_OK ? copy(ep, notes[1], notes[0], plan->shape.max_tokens * plan->note_bytes, stream)
+			       : status;
+}
+
+static kv_status_t copy_to(kvk_ep_gpu_t *ep, uint32_t rank, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	const kvk_ep_args_t *args = &ep->args;
+	const kvk_ep_plan_t *plan = &args->plan;
+	const uint32_t most = plan->shape.max_tokens, own = args->rank * most;
+	const size_t first = (size_t)rank * most, notes = (size_t)plan->shape.ranks * most * plan->row_bytes;
+
+	if (kind == KVK_EP_COMBINE) {
+		const size_t at = kvk_ep_part_at(plan, number, kvk_ep_first_group(plan, args->rank), 0);
+
+		return copy(ep, args->heaps[rank] + at, args->staged + rank * kvk_ep_rank_parts(plan),
+			    kvk_ep_rank_parts(plan), stream);
+	}
+
+	return copy_records(ep,
+			    (kvk_cu_ptr_t[]){args->outbox + first * plan->row_bytes,
+					     args->heaps[rank] + kvk_ep_row_at(plan, number, own)},
+			    (kvk_cu_ptr_t[]){args->outbox + notes + first * plan->note_bytes,
+					     args->heaps[rank] + kvk_ep_note_at(plan, number, own)},
+			    stream);
+}
+
+/* The flags go behind the copies: the kernel before them has packed what they copy, and given none. */
+static kv_status_t send_by_copies(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	kv_status_t status = kind == KVK_EP_DISPATCH ? send_by_stores(ep, kind, number, stream) : KV_OK;
+
+	for (uint32_t r = 0; r < ep->args.plan.shape.ranks && status == KV_OK; r++) {
+		status = r == ep->args.rank ? KV_OK : copy_to(ep, r, kind, number, stream);
+	}
+	ep->args.kind = kind;
+	ep->args.half = kind == KVK_EP_DISPATCH ? KVK_EP_DISPATCH_SENT : KVK_EP_COMBINE_SENT;
+
+	return status == KV_OK ? launch(ep, FLAG, 1, 0, stream) : status;
+}
+
+static kv_status_t copy_from(kvk_ep_gpu_t *ep, uint32_t rank, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const kvk_cu_ptr_t heap = ep->args.heaps[ep->args.rank], near = ep->args.near;
+	const size_t row = kvk_ep_row_at(plan, number, rank * plan->shape.max_tokens),
+		     note = kvk_ep_note_at(plan, number, rank * plan->shape.max_tokens),
+		     part = kvk_ep_part_at(plan, number, kvk_ep_first_group(plan, rank), 0);
+
+	return kind == KVK_EP_COMBINE ? copy(ep, near + part, heap + part, kvk_ep_rank_parts(plan), stream)
+				      : copy_records(ep, (kvk_cu_ptr_t[]){heap + row, near + row},
+						     (kvk_cu_ptr_t[]){heap + note, near + note}, stream);
+}
+
+static kv_status_t fetch_by_copies(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	kv_status_t status = KV_OK;
+
+	for (uint32_t r = 0; r < ep->args.plan.shape.ranks && status == KV_OK; r++) {
+		status = r == ep->args.rank ? KV_OK : copy_from(ep, r, kind, number, stream);
+	}
+
+	return status;
+}
+
+static const gpu_link_t links[] = {[KVK_EP_PEER] = {send_by_stores, fetch_nothing},
+				   [KVK_EP_HOST_COPIES] = {send_by_copies, fetch_by_copies},
+				   [KVK_EP_HOST_KERNELS] = {send_by_stores, fetch_by_loads}};
+
 /* ---- open ------------------------------------------------------------------------------------ */
 
 static kv_status_t load_kernels(kvk_ep_gpu_t *ep)
@@ -121,7 +253,7 @@ static kv_status_t load_kernels(kvk_ep_gpu_t *ep)
 	ep->module = status == KV_OK ? ep->module : NULL;
 	for (int i = 0; i < KERNELS && status == KV_OK; i++) {
 		status = KVK_GPU_CALL(gpu, module_function, &ep->kernels[i], ep->module, names[i]);
-		if (status == KV_OK && i != WAIT) {
+		if (status == KV_OK && i != WAIT && i != FLAG) {
 			status = KVK_GPU_CALL(gpu, function_attribute, ep->kernels[i], FUNCTION_SHARED,
 					      (int)KVK_EP_SHARED);
 		}
@@ -141,15 +273,17 @@ static kv_status_t take_memory(kvk_ep_gpu_t *ep)
 	static const size_t needed[] = {offsetof(kvk_cuda_ops_t, mem_set), offsetof(kvk_cuda_ops_t, context_wait)};
 	kvk_gpu_t *gpu = ep->gpu;
 	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const size_t bytes = kvk_ep_gpu_bytes(plan, ep->kind);
 	kv_status_t status = kvk_cuda_require(gpu->cuda, needed, KV_COUNT_OF(needed));
 
 	if (status == KV_OK) {
-		status = KVK_GPU_CALL(gpu, mem_alloc, &ep->memory, kvk_ep_gpu_bytes(plan));
+		status = KVK_GPU_CALL(gpu, mem_alloc, &ep->memory, bytes);
 		ep->memory = status == KV_OK ? ep->memory : 0;
 	}
 	if (status == KV_OK) {
-		(void)place(plan, ep->memory, &ep->args);
-		status = KVK_GPU_CALL(gpu, mem_set, ep->memory, 0, kvk_ep_gpu_bytes(plan));
+		(void)place(plan, ep->kind, ep->memory, &ep->args);
+		ep->args.near = ep->args.near ? ep->args.near : ep->args.heaps[ep->args.rank];
+		status = KVK_GPU_CALL(gpu, mem_set, ep->memory, 0, bytes);
 	}
 	if (status == KV_OK) {
 		status = kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, context_wait), gpu->cuda->context_wait());
@@ -167,10 +301,15 @@ static kv_status_t take_memory(kvk_ep_gpu_t *ep)
 }
 
 /* In the context. */
-static kv_status_t open_parts(kvk_ep_gpu_t *ep)
+static kv_status_t open_parts(kvk_ep_gpu_t *ep, uint64_t pace)
 {
 	kv_status_t status = size_stages(ep);
 
+	/* The warps of a rank that store to others share its pace. */
+	if (status == KV_OK && pace != 0) {
+		ep->args.pace_ns =
+			ep->args.plan.row_bytes * ep->sms * ep->args.ring_warps * UINT64_C(1000000000) / pace;
+	}
 	if (status == KV_OK) {
 		status = load_kernels(ep);
 	}
@@ -187,6 +326,9 @@ kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_
 	if (config->rank >= config->plan->shape.ranks) {
 		return kvk_gpu_set_error(KV_ERR_ARG, "the plan has no rank %u", config->rank);
 	}
+	if ((size_t)config->link >= KV_COUNT_OF(links)) {
+		return kvk_gpu_set_error(KV_ERR_ARG, "there is no link %d", (int)config->link);
+	}
 	ep = kv_alloc(gpu->env, sizeof *ep);
 	if (!ep) {
 		return kvk_gpu_set_error(KV_ERR_NOMEM, "out of memory");
@@ -194,6 +336,8 @@ kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_
 	ep->gpu = gpu;
 	ep->sms = config->sms ? config->sms : SMS;
 	ep->wide = config->wide ? config->wide : WIDE * gpu->sms_all;
+	ep->kind = config->link;
+	ep->link = &links[config->link];
 	ep->args.plan = *config->plan;
 	ep->args.rank = config->rank;
 	ep->args.per_rank = kvk_ep_reciprocal(config->plan->rank_experts);
@@ -204,7 +348,7 @@ kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_
 	}
 	status = kvk_gpu_enter(gpu);
 	if (status == KV_OK) {
-		status = open_parts(ep);
+		status = open_parts(ep, config->link == KVK_EP_HOST_KERNELS ? config->pace : 0);
 		kvk_gpu_leave(gpu);
 	}
 	if (status != KV_OK) {
@@ -242,23 +386,15 @@ void kvk_ep_gpu_close(kvk_ep_gpu_t *ep)
 /* ---- the halves ------------------------------------------------------------------------------ */
 
 /* In the context. */
-static kv_status_t launch(kvk_ep_gpu_t *ep, int kernel, uint32_t grid, size_t shared_bytes, kvk_cu_stream_t stream)
+static kv_status_t receive(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
 {
-	const unsigned threads = kernel == WAIT   ? 32u
-				 : kernel == PUSH ? KVK_EP_THREADS + 32u * KVK_EP_NOTE_WARPS
-						  : KVK_EP_THREADS;
-	void *params[] = {&ep->args};
+	kv_status_t status;
 
-	return KVK_GPU_CALL(ep->gpu, launch, ep->kernels[kernel], grid, 1, 1, threads, 1, 1, (unsigned)shared_bytes,
-			    stream, params, NULL);
-}
-
-static kv_status_t wait_for(kvk_ep_gpu_t *ep, uint32_t kind, uint32_t half, kvk_cu_stream_t stream)
-{
 	ep->args.kind = kind;
-	ep->args.half = half;
+	ep->args.half = kind == KVK_EP_DISPATCH ? KVK_EP_DISPATCH_RECEIVED : KVK_EP_COMBINE_RECEIVED;
+	status = launch(ep, WAIT, 1, 0, stream);
 
-	return launch(ep, WAIT, 1, 0, stream);
+	return status == KV_OK ? ep->link->fetch(ep, kind, number, stream) : status;
 }
 
 static kv_status_t not_next(uint64_t number)
@@ -269,12 +405,6 @@ static kv_status_t not_next(uint64_t number)
 static kv_status_t check_next(const kvk_ep_gpu_t *ep, uint32_t half, uint64_t number)
 {
 	return number == ep->done[half] + 1 && number <= ep->done[half - 1] ? KV_OK : not_next(number);
-}
-
-/* Shared memory of a kernel that moves rows. */
-static size_t ring_bytes(const kvk_ep_gpu_t *ep)
-{
-	return (size_t)ep->args.ring_warps * ep->args.stages * ep->args.stage_bytes;
 }
 
 kv_status_t kvk_ep_gpu_dispatch_send(kvk_ep_gpu_t *ep, const kvk_ep_tokens_t *tokens, kvk_cu_stream_t stream,
@@ -301,7 +431,7 @@ kv_status_t kvk_ep_gpu_dispatch_send(kvk_ep_gpu_t *ep, const kvk_ep_tokens_t *to
 						   .n = tokens->n};
 	status = launch(ep, ROUTE, (shape->max_tokens + KVK_EP_THREADS - 1u) / KVK_EP_THREADS, 0, stream);
 	if (status == KV_OK) {
-		status = launch(ep, PUSH, ep->sms, ring_bytes(ep) + share_bytes(ep), stream);
+		status = ep->link->send(ep, KVK_EP_DISPATCH, number, stream);
 	}
 	kvk_gpu_leave(ep->gpu);
 	ep->done[KVK_EP_DISPATCH_SENT] += status == KV_OK;
@@ -324,7 +454,7 @@ kv_status_t kvk_ep_gpu_dispatch_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_s
 	if (status != KV_OK) {
 		return status;
 	}
-	status = wait_for(ep, KVK_EP_DISPATCH, KVK_EP_DISPATCH_RECEIVED, stream);
+	status = receive(ep, KVK_EP_DISPATCH, number, stream);
 	if (status == KV_OK) {
 		status = launch(ep, COUNT, KVK_EP_INDEX_GRID, index_shared(plan), stream);
 	}
@@ -335,7 +465,7 @@ kv_status_t kvk_ep_gpu_dispatch_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_s
 	ep->done[KVK_EP_DISPATCH_RECEIVED] += status == KV_OK;
 	p_rows->first = ep->args.index + slot * kvk_ep_slot_words(plan) * sizeof(uint32_t);
 	p_rows->record = p_rows->first + (plan->rank_experts + 1u) * sizeof(uint32_t);
-	p_rows->rows = ep->args.heaps[ep->args.rank] + kvk_ep_row_at(plan, number, 0);
+	p_rows->rows = ep->args.near + kvk_ep_row_at(plan, number, 0);
 	p_rows->own = ep->own[slot];
 	p_rows->own_first = ep->args.rank * plan->shape.max_tokens;
 
@@ -370,7 +500,7 @@ kv_status_t kvk_ep_gpu_combine_send(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_st
 	if (status != KV_OK) {
 		return status;
 	}
-	status = launch(ep, RETURN, ep->sms, ring_bytes(ep), stream);
+	status = ep->link->send(ep, KVK_EP_COMBINE, number, stream);
 	kvk_gpu_leave(ep->gpu);
 	ep->done[KVK_EP_COMBINE_SENT] += status == KV_OK;
 
@@ -388,7 +518,7 @@ kv_status_t kvk_ep_gpu_combine_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_pt
 		return status;
 	}
 	ep->args.out = out;
-	status = wait_for(ep, KVK_EP_COMBINE, KVK_EP_COMBINE_RECEIVED, stream);
+	status = receive(ep, KVK_EP_COMBINE, number, stream);
 	if (status == KV_OK) {
 		status = launch(ep, SUM, ep->wide, 0, stream);
 	}
@@ -427,6 +557,12 @@ static kv_status_t read_back(kvk_ep_gpu_t *ep)
 	return status;
 }
 
+/* Rows are counted before the copy that takes them has ended. */
+static uint64_t find_padding(const kvk_ep_state_t *state, uint32_t kind)
+{
+	return state->moved[kind] > state->bytes[kind] ? state->moved[kind] - state->bytes[kind] : 0;
+}
+
 kv_status_t kvk_ep_gpu_check(kvk_ep_gpu_t *ep, kvk_ep_gpu_report_t *p_report)
 {
 	const uint32_t ranks = ep->args.plan.shape.ranks;
@@ -446,10 +582,12 @@ kv_status_t kvk_ep_gpu_check(kvk_ep_gpu_t *ep, kvk_ep_gpu_report_t *p_report)
 	for (uint32_t r = 0; r < ranks; r++) {
 		memcpy(&reports[r], ep->seen + sizeof state + (size_t)r * 64u, sizeof reports[r]);
 	}
-	*p_report = (kvk_ep_gpu_report_t){
-		.stats = {.dispatch_bytes = state.bytes[KVK_EP_DISPATCH], .combine_bytes = state.bytes[KVK_EP_COMBINE]},
-		.lost = kvk_ep_name_lost(reports, ranks),
-		.refused = state.refused};
+	*p_report = (kvk_ep_gpu_report_t){.stats = {.dispatch_bytes = state.bytes[KVK_EP_DISPATCH],
+						    .combine_bytes = state.bytes[KVK_EP_COMBINE],
+						    .dispatch_padding = find_padding(&state, KVK_EP_DISPATCH),
+						    .combine_padding = find_padding(&state, KVK_EP_COMBINE)},
+					  .lost = kvk_ep_name_lost(reports, ranks),
+					  .refused = state.refused};
 
 	return state.failed ? kvk_gpu_set_error(KV_ERR_TIMEOUT, "a rank has not come in time (bits %x)", p_report->lost)
 	       : state.refused > 0

@@ -18,6 +18,9 @@
 #define KVK_EP_REDUCE     "kvk_ep_reduce" /* combine, send: what the experts made of each record, a row a group */
 #define KVK_EP_RETURN     "kvk_ep_return" /* and to the owners */
 #define KVK_EP_SUM        "kvk_ep_sum"    /* combine, receive */
+/* Of links through host memory: */
+#define KVK_EP_PULL "kvk_ep_pull" /* a receive, by loads: what others have put there */
+#define KVK_EP_FLAG "kvk_ep_flag" /* a send, by copies: what has been copied is there */
 
 /* What a rank sends (kvk_ep_tokens_t), on the device. */
 typedef struct kvk_ep_device_tokens {
@@ -30,6 +33,7 @@ typedef struct kvk_ep_device_tokens {
 typedef struct kvk_ep_state {
 	uint64_t done[4];  /* the last number of each half */
 	uint64_t bytes[2]; /* sent to other ranks: dispatches, combines */
+	uint64_t moved[2]; /* by padded copies, to the same end */
 	kvk_ep_device_tokens_t tokens[KVK_EP_MAX_IN_FLIGHT];
 	uint32_t totals[KVK_EP_MAX_RANKS]; /* records of the dispatch that is being sent, of each rank */
 	uint32_t arrived[4];               /* blocks of the half's kernel that have ended */
@@ -40,12 +44,16 @@ typedef struct kvk_ep_state {
 typedef struct kvk_ep_args {
 	kvk_ep_plan_t plan;
 	uint64_t heaps[KVK_EP_MAX_RANKS]; /* as this device reaches them */
+	uint64_t near;                    /* what the rank reads of its own: the heap, or what was fetched of it */
+	uint64_t outbox;  /* of copies: [ranks][max_tokens] rows, then notes; 0: the push puts them into the heaps */
+	uint64_t pace_ns; /* least time from one store of a warp to other ranks to the next; 0: none */
 	uint64_t state;
-	uint64_t index;      /* of slot s at index + s * kvk_ep_slot_words(): as the twin's */
-	uint64_t masks;      /* [max_tokens] bytes: the other ranks that a token goes to, a bit each */
-	uint64_t before;     /* [KVK_EP_INDEX_GRID][KVK_EP_WARPS][rank_experts]: rows of the block's warps before */
-	uint64_t totals;     /* [KVK_EP_INDEX_GRID][rank_experts]: of the block */
-	uint64_t staged;     /* [ranks * max_tokens][groups of the rank]: rows for other ranks */
+	uint64_t index;  /* of slot s at index + s * kvk_ep_slot_words(): as the twin's */
+	uint64_t masks;  /* [max_tokens] bytes: the other ranks that a token goes to, a bit each */
+	uint64_t before; /* [KVK_EP_INDEX_GRID][KVK_EP_WARPS][rank_experts]: rows of the block's warps before */
+	uint64_t totals; /* [KVK_EP_INDEX_GRID][rank_experts]: of the block */
+	uint64_t staged; /* rows for other ranks: [ranks * max_tokens][groups of the rank], of copies [ranks][groups of
+				the rank][max_tokens] */
 	uint64_t timeout_ns; /* of a wait, from its kernel's start */
 	uint32_t rank;
 	uint64_t per_rank, per_group; /* kvk_ep_reciprocal() of the experts of a rank, of a group */

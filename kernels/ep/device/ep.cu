@@ -1,8 +1,10 @@
 /* The four halves of dispatch and combine on a GPU, over stores to memory of other ranks: the bytes, the index and the
  * sums of ep/twin.c.
  *
- * Two kernels move bytes to other ranks, a block an SM: kvk_ep_push and kvk_ep_return. The others stay in the rank's
- * memory and take what SMs there are. A receive waits in a kernel of one warp, so that nobody else holds an SM until
+ * Two kernels move bytes to other ranks, a block an SM: kvk_ep_push and kvk_ep_return. Where ranks share host memory,
+ * kvk_ep_pull gets them from there, or the copy engine does both: then kvk_ep_push packs what it copies, and
+ * kvk_ep_flag gives the flags when it has. The others stay in the rank's memory and take what SMs there are. A
+ * receive waits in a kernel of one warp, so that nobody else holds an SM until
  * the others' bytes are there. Each half has one kernel whose last block to end moves the half's number on: until
  * then all blocks, and the kernels before it, read the old one.
  */
@@ -84,6 +86,30 @@ static __device__ void end_send(const kvk_ep_args_t &a, uint32_t kind, uint32_t 
 	}
 }
 
+/* Behind copies of a half. */
+extern "C" __global__ void kvk_ep_flag(const __grid_constant__ kvk_ep_args_t a)
+{
+	const uint64_t each = a.kind == KVK_EP_DISPATCH ? a.plan.shape.max_tokens * a.plan.record_bytes : kvk_ep_rank_parts(&a.plan);
+
+	if (state_of(a)->failed) {
+		return;
+	}
+	if (threadIdx.x == 0) {
+		state_of(a)->moved[a.kind] += (a.plan.shape.ranks - 1) * each;
+	}
+	end_send(a, a.kind, a.half, next_number(a, a.half));
+}
+
+/* The counts of a dispatch come with its flags. */
+static __device__ __forceinline__ void fetch_count(const kvk_ep_args_t &a, uint64_t number, uint32_t source)
+{
+	if (a.near != a.heaps[a.rank] && a.kind == KVK_EP_DISPATCH && source < a.plan.shape.ranks) {
+		const size_t at = kvk_ep_count_at(&a.plan, number, source);
+
+		*(uint32_t *)(a.near + at) = *(volatile uint32_t *)(a.heaps[a.rank] + at);
+	}
+}
+
 /* One warp. Ranks whose flag is behind are named to all ranks when the time is up, or when another one has named
  * some. */
 extern "C" __global__ void kvk_ep_wait(const __grid_constant__ kvk_ep_args_t a)
@@ -101,6 +127,7 @@ extern "C" __global__ void kvk_ep_wait(const __grid_constant__ kvk_ep_args_t a)
 		const uint32_t missing = __ballot_sync(ALL, !here);
 
 		if (missing == 0) {
+			fetch_count(a, number, lane);
 			break;
 		}
 		if (is_over) {
@@ -127,12 +154,13 @@ struct ring {
 	uint8_t *stage; /* [stages][stage_bytes] */
 	uint32_t stages, stage_bytes, ahead;
 	uint32_t loaded, sent;
+	uint64_t due; /* of a paced warp: the time of its next store */
 };
 
 static __device__ ring open_ring(const kvk_ep_args_t &a, uint64_t (*barriers)[KVK_EP_MAX_STAGES])
 {
 	const uint32_t warp = threadIdx.x / LANES, stages = a.stages;
-	ring r = {barriers[warp], (uint8_t *)shared + (size_t)warp * stages * a.stage_bytes, stages, a.stage_bytes, stages / 2, 0, 0};
+	ring r = {barriers[warp], (uint8_t *)shared + (size_t)warp * stages * a.stage_bytes, stages, a.stage_bytes, stages / 2, 0, 0, 0};
 
 	if (threadIdx.x % LANES == 0) {
 		for (uint32_t i = 0; i < stages; i++) {
@@ -179,6 +207,20 @@ static __device__ __forceinline__ uint8_t *next_row(ring &r)
 	barrier_wait(&r.full[i], r.sent++ / r.stages % 2);
 
 	return stage_of(r, i);
+}
+
+/* A link that is full holds up all memory of the device. */
+static __device__ __forceinline__ void keep_pace(const kvk_ep_args_t &a, ring &r)
+{
+	if (a.pace_ns != 0) {
+		uint64_t now = now_ns();
+
+		while (now < r.due) {
+			__nanosleep(64);
+			now = now_ns();
+		}
+		r.due = now + a.pace_ns;
+	}
 }
 
 static __device__ __forceinline__ void close_ring(void)
@@ -314,6 +356,22 @@ static __device__ void open_share(const kvk_ep_args_t &a, const share &s, const 
 	__syncthreads();
 }
 
+/* Where the push puts row and note of that record. */
+static __device__ __forceinline__ uint64_t sent_row(const kvk_ep_args_t &a, uint64_t number, uint32_t rank, uint32_t record)
+{
+	const uint64_t i = (uint64_t)rank * a.plan.shape.max_tokens + record - a.rank * a.plan.shape.max_tokens;
+
+	return a.outbox ? a.outbox + i * a.plan.row_bytes : a.heaps[rank] + kvk_ep_row_at(&a.plan, number, record);
+}
+
+static __device__ __forceinline__ uint64_t sent_note(const kvk_ep_args_t &a, uint64_t number, uint32_t rank, uint32_t record)
+{
+	const uint64_t i = (uint64_t)rank * a.plan.shape.max_tokens + record - a.rank * a.plan.shape.max_tokens;
+
+	return a.outbox ? a.outbox + a.plan.shape.ranks * a.plan.shape.max_tokens * a.plan.row_bytes + i * a.plan.note_bytes
+			: a.heaps[rank] + kvk_ep_note_at(&a.plan, number, record);
+}
+
 /* Word `word` of a token's note. Its load depends on nothing, so that several are on their way. */
 static __device__ __forceinline__ uint32_t note_word(const kvk_ep_args_t &a, uint32_t token, uint32_t word)
 {
@@ -361,7 +419,7 @@ static __device__ void send_notes(const kvk_ep_args_t &a, uint64_t number, const
 		for (uint32_t r = 0; r < a.plan.shape.ranks; r++) {
 			const uint32_t those = __ballot_sync(ALL, mask >> r & 1);
 			const uint32_t first = a.rank * a.plan.shape.max_tokens + s.base[from / LANES][r];
-			uint32_t *to = (uint32_t *)(a.heaps[r] + kvk_ep_note_at(&a.plan, number, first));
+			uint32_t *to = (uint32_t *)sent_note(a, number, r, first);
 
 			if (those != 0) {
 				send_notes_of(a, s, from, those, to);
@@ -390,7 +448,8 @@ static __device__ void send_rows(const kvk_ep_args_t &a, uint64_t number, const 
 		for (uint32_t left = s.masks[i]; left; left &= left - 1) {
 			const uint32_t to = __ffs((int)left) - 1;
 
-			bulk_store_in_group(a.heaps[to] + kvk_ep_row_at(&a.plan, number, record_for(a, s, i, to)), stage, row_bytes);
+			keep_pace(a, r);
+			bulk_store_in_group(sent_row(a, number, to, record_for(a, s, i, to)), stage, row_bytes);
 		}
 		bulk_end_group();
 	}
@@ -431,7 +490,9 @@ kvk_ep_push(const __grid_constant__ kvk_ep_args_t a)
 		state->tokens[kvk_ep_slot(number, a.plan.shape.in_flight)] = a.tokens;
 	}
 	__syncthreads();
-	end_send(a, KVK_EP_DISPATCH, KVK_EP_DISPATCH_SENT, number);
+	if (a.outbox == 0) {
+		end_send(a, KVK_EP_DISPATCH, KVK_EP_DISPATCH_SENT, number);
+	}
 }
 
 /* ---- the records of a dispatch --------------------------------------------------------------- */
@@ -453,7 +514,7 @@ static __device__ records open_records(const kvk_ep_args_t &a, uint64_t number, 
 #pragma unroll
 	for (uint32_t r = 0; r < KVK_EP_MAX_RANKS; r++) {
 		if (r < a.plan.shape.ranks) {
-			const uint32_t sent = r == a.rank ? (with_own ? s.own.n : 0) : *(const uint32_t *)(a.heaps[a.rank] + kvk_ep_count_at(&a.plan, number, r));
+			const uint32_t sent = r == a.rank ? (with_own ? s.own.n : 0) : *(const uint32_t *)(a.near + kvk_ep_count_at(&a.plan, number, r));
 
 			n += min(sent, a.plan.shape.max_tokens);
 		}
@@ -489,7 +550,7 @@ struct told {
 static __device__ __forceinline__ told read_record(const kvk_ep_args_t &a, const records &s, uint32_t record)
 {
 	const uint32_t own = kvk_ep_own_token(&a.plan, a.rank, record), top_k = a.plan.shape.top_k;
-	const uint32_t *words = (const uint32_t *)(a.heaps[a.rank] + kvk_ep_note_at(&a.plan, s.number, record));
+	const uint32_t *words = (const uint32_t *)(a.near + kvk_ep_note_at(&a.plan, s.number, record));
 
 	if (own < a.plan.shape.max_tokens) {
 		return {own, (const uint32_t *)s.own.experts + (size_t)own * top_k, (const float *)s.own.weights + (size_t)own * top_k};
@@ -703,16 +764,29 @@ static __device__ __forceinline__ uint4 round_row(const float *sum)
 	return out;
 }
 
-/* Where a record's part of a group is reduced to: the owner's place, if that is here, else one for the return. */
-static __device__ __forceinline__ uint64_t part_of(const kvk_ep_args_t &a, uint64_t number, uint32_t record, uint32_t group)
+/* Where a record's part of a group is reduced to: the owner's place, if that is here, else one for the return, or for a
+ * copy to the owner's. */
+static __device__ __forceinline__ uint64_t part_of(const kvk_ep_args_t &a, uint64_t number, uint32_t record, uint32_t group, uint32_t token)
 {
 	const uint32_t own = kvk_ep_own_token(&a.plan, a.rank, record), rank_groups = a.plan.shape.groups / a.plan.shape.ranks;
+	const uint32_t most = a.plan.shape.max_tokens;
 
-	if (own < a.plan.shape.max_tokens) {
-		return a.heaps[a.rank] + kvk_ep_part_at(&a.plan, number, group, own);
+	if (own < most) {
+		return a.near + kvk_ep_part_at(&a.plan, number, group, own);
+	}
+	if (a.outbox) {
+		return a.staged + ((uint64_t)(record / most * rank_groups + group % rank_groups) * most + token) * a.plan.row_bytes;
 	}
 
 	return a.staged + ((uint64_t)record * rank_groups + group % rank_groups) * a.plan.row_bytes;
+}
+
+/* Rows to other ranks, by a warp. */
+static __device__ __forceinline__ void count_sent(const kvk_ep_args_t &a, uint32_t rows)
+{
+	if (threadIdx.x % LANES == 0) {
+		atomicAdd((unsigned long long *)&state_of(a)->bytes[KVK_EP_COMBINE], (unsigned long long)rows * a.plan.row_bytes);
+	}
 }
 
 /* A warp a record and group: lanes hold the experts, then their sums. */
@@ -724,10 +798,13 @@ static __device__ void reduce_part(const kvk_ep_args_t &a, const records &s, uin
 	const uint32_t row = is_here ? min(rows[(size_t)record * top_k + lane], a.plan.max_rows - 1) : 0;
 	const float weight = is_here ? t.weights[lane] : 0.0f;
 	const uint32_t those = __ballot_sync(ALL, is_here);
-	const uint64_t to = part_of(a, s.number, record, group);
+	const uint64_t to = part_of(a, s.number, record, group, t.token);
 
-	if (those == 0) {
+	if (those == 0 || t.token >= a.plan.shape.max_tokens) { /* a peer may name any token */
 		return;
+	}
+	if (a.outbox && kvk_ep_own_token(&a.plan, a.rank, record) == a.plan.shape.max_tokens) {
+		count_sent(a, 1); /* no return counts what is copied */
 	}
 	for (uint32_t v = lane; v - lane < vectors; v += LANES) {
 		float sum[8] = {0};
@@ -800,13 +877,11 @@ static __device__ back find_back(const kvk_ep_args_t &a, const records &s, uint3
 	return {is_there && t.token < a.plan.shape.max_tokens ? record : NONE, t.token, group};
 }
 
-/* The rows of 32 items, which the lanes have looked up. */
-static __device__ uint32_t return_rows(const kvk_ep_args_t &a, uint64_t number, const back &b, ring &r)
+/* The rows of 32 items, which the lanes have looked up: from where to where; 0: there is none. How many there are. */
+static __device__ uint32_t move_rows(const kvk_ep_args_t &a, uint64_t from, uint64_t to, ring &r)
 {
-	const uint32_t lane = threadIdx.x % LANES, row_bytes = (uint32_t)a.plan.row_bytes;
-	const uint64_t from = b.record == NONE ? 0 : part_of(a, number, b.record, b.group);
-	const uint64_t to = b.record == NONE ? 0 : a.heaps[b.record / a.plan.shape.max_tokens] + kvk_ep_part_at(&a.plan, number, b.group, b.token);
-	const uint32_t those = __ballot_sync(ALL, b.record != NONE);
+	const uint32_t row_bytes = (uint32_t)a.plan.row_bytes;
+	const uint32_t those = __ballot_sync(ALL, to != 0);
 	uint32_t loads = those;
 
 	for (uint32_t left = those; left; left &= left - 1) {
@@ -816,12 +891,21 @@ static __device__ uint32_t return_rows(const kvk_ep_args_t &a, uint64_t number, 
 		const uint64_t there = __shfl_sync(ALL, to, __ffs((int)left) - 1);
 		const uint8_t *stage = next_row(r);
 
-		if (lane == 0) {
+		if (threadIdx.x % LANES == 0) {
+			keep_pace(a, r);
 			bulk_store(there, stage, row_bytes);
 		}
 	}
 
 	return __popc(those);
+}
+
+static __device__ uint32_t return_rows(const kvk_ep_args_t &a, uint64_t number, const back &b, ring &r)
+{
+	const uint64_t from = b.record == NONE ? 0 : part_of(a, number, b.record, b.group, b.token);
+	const uint64_t to = b.record == NONE ? 0 : a.heaps[b.record / a.plan.shape.max_tokens] + kvk_ep_part_at(&a.plan, number, b.group, b.token);
+
+	return move_rows(a, from, to, r);
 }
 
 extern "C" __global__ void __launch_bounds__(KVK_EP_THREADS) kvk_ep_return(const __grid_constant__ kvk_ep_args_t a)
@@ -842,12 +926,80 @@ extern "C" __global__ void __launch_bounds__(KVK_EP_THREADS) kvk_ep_return(const
 		sent += return_rows(a, number, find_back(a, s, i + threadIdx.x % LANES), r);
 	}
 	close_ring();
-	if (threadIdx.x % LANES == 0) {
-		atomicAdd((unsigned long long *)&state_of(a)->bytes[KVK_EP_COMBINE], (unsigned long long)sent * a.plan.row_bytes);
-	}
+	count_sent(a, sent);
 	if (is_last_block(a, KVK_EP_COMBINE_SENT)) {
 		end_send(a, KVK_EP_COMBINE, KVK_EP_COMBINE_SENT, number);
 	}
+}
+
+/* ---- a receive from host memory -------------------------------------------------------------- */
+
+/* Where row `item` of what others have put lies in the rank's heap. 0: there is none. */
+static __device__ size_t find_record(const kvk_ep_args_t &a, const records &s, uint32_t item)
+{
+	return item < s.end[KVK_EP_MAX_RANKS - 1] ? kvk_ep_row_at(&a.plan, s.number, record_of(a, s, item)) : 0;
+}
+
+/* The same of parts: of token item / groups the one of that group, if another rank has one of its experts. */
+static __device__ size_t find_part(const kvk_ep_args_t &a, const records &s, uint32_t item)
+{
+	const uint32_t groups = a.plan.shape.groups, token = item / groups, group = item % groups;
+	uint32_t experts[KVK_EP_MAX_TOP_K];
+	bool is_there = false;
+
+	if (token >= s.own.n || group / (groups / a.plan.shape.ranks) == a.rank) {
+		return 0;
+	}
+	load_experts((const uint32_t *)s.own.experts + (size_t)token * a.plan.shape.top_k, a.plan.shape.top_k, experts);
+#pragma unroll
+	for (uint32_t k = 0; k < KVK_EP_MAX_TOP_K; k++) {
+		is_there |= experts[k] < a.plan.shape.experts && owner_of(experts[k], a.per_group) == group;
+	}
+
+	return is_there ? kvk_ep_part_at(&a.plan, s.number, group, token) : 0;
+}
+
+/* By the warps that move no rows: notes of a source lie behind each other. */
+static __device__ void pull_notes(const kvk_ep_args_t &a, const records &s)
+{
+	const uint32_t threads = KVK_EP_NOTE_WARPS * LANES, own = threadIdx.x - KVK_EP_THREADS;
+
+	for (uint32_t r = 0; r < a.plan.shape.ranks; r++) {
+		const size_t at = kvk_ep_note_at(&a.plan, s.number, r * a.plan.shape.max_tokens);
+		const uint32_t n = s.end[r] - (r > 0 ? s.end[r - 1] : 0), vectors = n * (uint32_t)(a.plan.note_bytes / 16);
+
+#pragma unroll 8
+		for (uint32_t v = blockIdx.x * threads + own; v < vectors; v += gridDim.x * threads) {
+			((uint4 *)(a.near + at))[v] = __ldg((const uint4 *)(a.heaps[a.rank] + at) + v);
+		}
+	}
+}
+
+/* What other ranks have put into host memory, to the same places of the rank's own. */
+extern "C" __global__ void __launch_bounds__(KVK_EP_THREADS + KVK_EP_NOTE_WARPS * LANES)
+kvk_ep_pull(const __grid_constant__ kvk_ep_args_t a)
+{
+	__shared__ uint64_t barriers[KVK_EP_WARPS + KVK_EP_NOTE_WARPS][KVK_EP_MAX_STAGES];
+	const uint32_t warps = gridDim.x * a.ring_warps, own = threadIdx.x / LANES, warp = blockIdx.x * a.ring_warps + own;
+	const bool of_records = a.kind == KVK_EP_DISPATCH;
+
+	if (state_of(a)->failed) {
+		return;
+	}
+	const records s = open_records(a, next_number(a, a.half), false);
+	const uint32_t items = of_records ? s.end[KVK_EP_MAX_RANKS - 1] : s.own.n * a.plan.shape.groups;
+	ring r = open_ring(a, barriers);
+
+	if (own >= KVK_EP_WARPS && of_records) {
+		pull_notes(a, s);
+	}
+	for (uint32_t i = own < a.ring_warps ? warp * LANES : items; i < items; i += warps * LANES) {
+		const uint32_t item = i + threadIdx.x % LANES;
+		const size_t at = of_records ? find_record(a, s, item) : find_part(a, s, item);
+
+		move_rows(a, at ? a.heaps[a.rank] + at : 0, at ? a.near + at : 0, r);
+	}
+	close_ring();
 }
 
 /* ---- combine, receive ------------------------------------------------------------------------ */
@@ -865,7 +1017,7 @@ static __device__ void sum_parts(const kvk_ep_args_t &a, uint64_t number, const 
 
 		while (g != NONE) {
 			if (v < vectors) {
-				add_row(sum, ((const uint4 *)(a.heaps[a.rank] + kvk_ep_part_at(&a.plan, number, g, token)))[v], 1.0f);
+				add_row(sum, ((const uint4 *)(a.near + kvk_ep_part_at(&a.plan, number, g, token)))[v], 1.0f);
 			}
 			g = __reduce_min_sync(ALL, is_real && group > g ? group : NONE);
 		}

@@ -1,12 +1,15 @@
-/* kvk/ep_gpu.h -- a rank of expert-parallel dispatch and combine (kvk/ep.h) on a GPU, over stores to the memory of
- * other ranks: on the same device, or a peer's over NVLink.
+/* kvk/ep_gpu.h -- a rank of expert-parallel dispatch and combine (kvk/ep.h) on a GPU. Its link (kvk_ep_link_kind_t):
+ *   KVK_EP_PEER          stores to the memory of other ranks, on the same device or a peer's over NVLink
+ *   KVK_EP_HOST_COPIES   the copy engine, into and out of host memory that the ranks share: no SM, and padding
+ *   KVK_EP_HOST_KERNELS  stores to it and loads of it, paced
  *
  * The four halves are enqueued on streams, in the order and with the numbers of kvk/ep.h, and make its bytes: rows,
  * index, sums. Between a send and its receive the transport holds no SM. A combine's send has two parts: the reduction,
  * which stays in the rank's memory and may take all SMs, and the return of the rows, which takes `sms` of them.
  *
  * Order among streams is the caller's: a receive comes after its send, a reduction after what made the outputs, a send
- * after the receive that frees its slot (in_flight numbers before).
+ * after the receive that frees its slot (in_flight numbers before). Over copies, sends come one after the other, too: a
+ * rank packs them in one place; and a graph cannot launch them again, since a copy's place is its number's.
  *
  * Threads: a rank belongs to one at a time.
  */
@@ -22,18 +25,23 @@ typedef struct kvk_ep_gpu_config {
 	kvk_gpu_t *gpu;            /* borrowed until close */
 	const kvk_ep_plan_t *plan; /* copied */
 	const kvk_cu_ptr_t *heaps; /* [ranks], copied: heap_bytes each, zeroed before any rank is opened, as this device
-				      reaches them; they stay until all ranks are closed */
+				      reaches them; they stay until all ranks are closed. Of a link through host
+				      memory: what each rank has made known to its device (kvk_gpu_register()) */
 	uint32_t rank;
-	uint32_t sms;        /* blocks that move rows to other ranks, one an SM; 0: 16 */
+	kvk_ep_link_kind_t link;
+	uint64_t pace;       /* of KVK_EP_HOST_KERNELS: bytes a second to other ranks, at most; 0: all that the link
+				takes. Where that is full, all memory of the device waits behind it: 0.85 of it is safe
+				on the machines measured */
+	uint32_t sms;        /* blocks that move rows to other ranks or get theirs, one an SM; 0: 16 */
 	uint32_t wide;       /* blocks of the kernels that stay in the rank's memory; 0: 4 an SM of the device */
 	uint64_t timeout_us; /* longest wait of a receive for the other ranks; 0: 10 s */
 } kvk_ep_gpu_config_t;
 
 /* Device memory that a rank takes beside its heap. */
-size_t kvk_ep_gpu_bytes(const kvk_ep_plan_t *plan);
+size_t kvk_ep_gpu_bytes(const kvk_ep_plan_t *plan, kvk_ep_link_kind_t link);
 
 /* KV_ERR_UNSUPPORTED: no kernels in this build or for this device, or rows, tokens or experts for which a block has
- * no room (kvk_gpu_last_error()); KV_ERR_ARG: no such rank; KV_ERR_NOMEM; KV_ERR_IO. */
+ * no room (kvk_gpu_last_error()); KV_ERR_ARG: no such rank or link; KV_ERR_NOMEM; KV_ERR_IO. */
 kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_ep);
 /* All that was enqueued must have ended. NULL is nothing. */
 void kvk_ep_gpu_close(kvk_ep_gpu_t *ep);

@@ -11,9 +11,11 @@ typedef struct ep_kernel {
 } ep_kernel_t;
 
 static ep_kernel_t kernels[] = {{KVK_EP_ROUTE, 0}, {KVK_EP_PUSH, 0},   {KVK_EP_WAIT, 0},   {KVK_EP_COUNT, 0},
-				{KVK_EP_PLACE, 0}, {KVK_EP_REDUCE, 0}, {KVK_EP_RETURN, 0}, {KVK_EP_SUM, 0}};
+				{KVK_EP_PLACE, 0}, {KVK_EP_REDUCE, 0}, {KVK_EP_RETURN, 0}, {KVK_EP_SUM, 0},
+				{KVK_EP_PULL, 0},  {KVK_EP_FLAG, 0}};
 static ep_run_t run_kernel;
-static uint64_t launches;
+static uint64_t launches, copied;
+static char trace[256];
 
 int ep_driver_has_kernels;
 
@@ -26,6 +28,23 @@ const void *kvk_gpu_image(void)
 const void *kvk_ep_image(void)
 {
 	return ep_driver_has_kernels ? fake_cuda_image() : NULL;
+}
+
+static void trace_call(const char *name)
+{
+	const size_t len = strlen(trace);
+
+	(void)snprintf(trace + len, sizeof trace - len, "%s%s", len ? " " : "", name);
+}
+
+const char *ep_driver_trace(void)
+{
+	static char last[sizeof trace];
+
+	memcpy(last, trace, sizeof trace);
+	trace[0] = '\0';
+
+	return last;
 }
 
 static ep_kernel_t *kernel_of(kvk_cu_function_t function)
@@ -75,6 +94,7 @@ static int launch(kvk_cu_function_t function, unsigned gx, unsigned gy, unsigned
 		return CU_INVALID;
 	}
 	launches++;
+	trace_call(kernel->name + strlen("kvk_ep_"));
 	if (run_kernel) {
 		run_kernel(kernel->name, gx, bx, shared_bytes, params[0]);
 	}
@@ -82,9 +102,23 @@ static int launch(kvk_cu_function_t function, unsigned gx, unsigned gy, unsigned
 	return 0;
 }
 
-/* Pinned memory of one address space has one address; the fake driver's kernels want that of the device. */
+/* Kernels run when they are launched, so copies between memory that they use do, too. Pinned memory of one address space
+ * has one address; the fake driver's kernels want that of the device. */
 static int copy(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream)
 {
+	if (fake_range_of(dst, FAKE_DEVICE) && fake_range_of(src, FAKE_DEVICE)) {
+		if (fake_range_of(dst, FAKE_DEVICE) != fake_range_of(dst + bytes - 1, FAKE_DEVICE) ||
+		    fake_range_of(src, FAKE_DEVICE) != fake_range_of(src + bytes - 1, FAKE_DEVICE)) {
+			fake_fault("a copy that leaves its memory");
+			return CU_INVALID;
+		}
+		BEGIN(copy_async, NEEDS_CONTEXT)
+		memcpy((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, bytes);
+		copied += bytes;
+		trace_call("copy");
+		return 0;
+	}
+
 	return fake_cuda_ops()->copy_async(fake_range_of(dst, FAKE_PINNED) ? dst | FAKE_TAG : dst, src, bytes, stream);
 }
 
@@ -101,7 +135,8 @@ kvk_gpu_t *ep_driver_open(gpu_rig_t *rig, int major, ep_run_t run)
 	ops.copy_async = copy;
 	rig->config.cuda = &ops;
 	run_kernel = run;
-	launches = 0;
+	launches = copied = 0;
+	trace[0] = '\0';
 	ep_driver_has_kernels = 1;
 
 	return gpu_rig_open(rig);
@@ -110,6 +145,11 @@ kvk_gpu_t *ep_driver_open(gpu_rig_t *rig, int major, ep_run_t run)
 uint64_t ep_driver_launches(void)
 {
 	return launches;
+}
+
+uint64_t ep_driver_copied(void)
+{
+	return copied;
 }
 
 static void enter_context(void)

@@ -13,6 +13,9 @@ typedef void (*ep_run_t)(const char *name, unsigned grid, unsigned threads, unsi
 /* Starts the rig's driver, one of that compute capability, and opens its GPU. NULL: nothing runs. */
 kvk_gpu_t *ep_driver_open(gpu_rig_t *rig, int major, ep_run_t run);
 uint64_t ep_driver_launches(void);
+uint64_t ep_driver_copied(void); /* bytes, between memory of the device */
+/* Kernels and copies since the last call of this, in their order: "route push". */
+const char *ep_driver_trace(void);
 /* Device memory; the fake device is the host. */
 void *ep_driver_alloc(size_t bytes);
 void ep_driver_free(void *memory);

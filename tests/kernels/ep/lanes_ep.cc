@@ -60,7 +60,8 @@ extern "C" void lanes_launch_ep(const char *name, unsigned grid, unsigned thread
 		void (*kernel)(kvk_ep_args_t);
 	} kernels[] = {{KVK_EP_ROUTE, kvk_ep_route}, {KVK_EP_PUSH, kvk_ep_push},    {KVK_EP_WAIT, kvk_ep_wait},
 		       {KVK_EP_COUNT, kvk_ep_count}, {KVK_EP_PLACE, kvk_ep_place},  {KVK_EP_REDUCE, kvk_ep_reduce},
-		       {KVK_EP_SUM, kvk_ep_sum},     {KVK_EP_RETURN, kvk_ep_return}};
+		       {KVK_EP_SUM, kvk_ep_sum},     {KVK_EP_RETURN, kvk_ep_return}, {KVK_EP_PULL, kvk_ep_pull},
+		       {KVK_EP_FLAG, kvk_ep_flag}};
 
 	kernel = nullptr;
 	for (const auto &k : kernels) {

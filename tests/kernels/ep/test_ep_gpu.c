@@ -71,6 +71,9 @@ EP_TEST(p10_a_rank_that_the_plan_lacks_is_refused)
 	start(9);
 	config.rank = 2;
 	refuse(KV_ERR_ARG, "no rank 2");
+	config.rank = 1;
+	config.link = (kvk_ep_link_kind_t)3;
+	refuse(KV_ERR_ARG, "no link 3");
 }
 
 /* Each call of the driver in turn, until none is left. */
@@ -102,8 +105,8 @@ EP_TEST(p6_a_rank_that_cannot_be_opened_leaves_nothing)
 		now = fake_cuda_live();
 		assert_memory_equal(&now, &before, sizeof before);
 	}
-	/* context, module, 8 kernels, shared memory of 7, memory, zeroed, waited for, pinned memory, stream */
-	assert_int_equal(refused, 22);
+	/* context, module, 10 kernels, shared memory of 8, memory, zeroed, waited for, pinned memory, stream */
+	assert_int_equal(refused, 25);
 }
 
 EP_TEST(p10_halves_out_of_order_are_refused_and_launch_nothing)
@@ -147,6 +150,38 @@ EP_TEST(p10_halves_out_of_order_are_refused_and_launch_nothing)
 	assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &some, NULL, &number), KV_OK);
 	assert_int_equal(number, 3);
 	kvk_ep_gpu_close(ep);
+}
+
+/* In a stream's order: a flag goes behind the rows that it announces, and rows are fetched behind the wait for it. */
+EP_TEST(p1_each_link_has_flags_behind_its_rows_and_fetches_behind_its_flags)
+{
+	static const char *const expected[][5] = {
+		{"route push", "wait count place", "reduce", "return", "wait sum"},
+		{"route push copy copy flag", "wait copy copy count place", "reduce", "copy flag", "wait copy sum"},
+		{"route push", "wait pull count place", "reduce", "return", "wait pull sum"},
+	};
+	static const kvk_ep_tokens_t some = {.n = 1};
+	kvk_ep_gpu_rows_t rows;
+	uint64_t number;
+
+	start(9);
+	for (size_t link = 0; link < KV_COUNT_OF(expected); link++) {
+		kvk_ep_gpu_t *ep;
+
+		config.link = (kvk_ep_link_kind_t)link;
+		assert_int_equal(kvk_ep_gpu_open(&config, &ep), KV_OK);
+		assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &some, NULL, &number), KV_OK);
+		assert_string_equal(ep_driver_trace(), expected[link][0]);
+		assert_int_equal(kvk_ep_gpu_dispatch_recv(ep, 1, NULL, &rows), KV_OK);
+		assert_string_equal(ep_driver_trace(), expected[link][1]);
+		assert_int_equal(kvk_ep_gpu_reduce(ep, 1, 0, NULL), KV_OK);
+		assert_string_equal(ep_driver_trace(), expected[link][2]);
+		assert_int_equal(kvk_ep_gpu_combine_send(ep, 1, NULL), KV_OK);
+		assert_string_equal(ep_driver_trace(), expected[link][3]);
+		assert_int_equal(kvk_ep_gpu_combine_recv(ep, 1, 0, NULL), KV_OK);
+		assert_string_equal(ep_driver_trace(), expected[link][4]);
+		kvk_ep_gpu_close(ep);
+	}
 }
 
 KV_TEST_MAIN(NULL, NULL)

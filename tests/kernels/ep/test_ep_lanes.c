@@ -1,5 +1,5 @@
-/* Dispatch and combine by the GPU's kernels, which the CPU runs thread by thread (lanes.h), against the twin: index,
- * sums and bytes sent. */
+/* Dispatch and combine by the GPU's kernels, which the CPU runs thread by thread (lanes.h), against the twin, over each
+ * kind of link: index, sums and bytes sent. Memory of the device stands for host memory that ranks share. */
 #include "ep_driver.h"
 
 #include "ep/heap.h"
@@ -28,6 +28,8 @@ static struct {
 	kvk_cu_ptr_t heaps[MOST_RANKS];
 	void *twin_heaps[MOST_RANKS];
 	kvk_ep_link_t link;
+	kvk_ep_link_kind_t kind;
+	uint64_t pace;
 	kvk_ep_gpu_t *eps[MOST_RANKS];
 	kvk_ep_rank_t *twins[MOST_RANKS];
 	batch_t batches[SLOTS][MOST_RANKS];
@@ -57,13 +59,15 @@ static void open_group(const kvk_ep_shape_t *s, uint32_t sms, uint64_t timeout_u
 		w.twin_heaps[r] = take_memory(w.plan.heap_bytes);
 		memset(w.twin_heaps[r], 0, w.plan.heap_bytes);
 	}
-	w.link = kvk_ep_memory_link(w.twin_heaps);
+	w.link = kvk_ep_link_of(w.kind, w.twin_heaps);
 	w.outputs = take_memory(w.plan.max_rows * w.plan.row_bytes);
 	for (uint32_t r = 0; r < s->ranks; r++) {
 		const kvk_ep_gpu_config_t config = {.gpu = gpu,
 						    .plan = &w.plan,
 						    .heaps = w.heaps,
 						    .rank = r,
+						    .link = w.kind,
+						    .pace = w.pace,
 						    .sms = sms,
 						    .wide = 1 + below(3),
 						    .timeout_us = timeout_us};
@@ -218,7 +222,7 @@ static void end_number(uint32_t slot, uint64_t number)
 }
 
 /* Of rows that stayed where they are there is no byte, neither counted nor moved. */
-static void compare_bytes(uint32_t r)
+static void compare_bytes(uint32_t r, uint64_t *p_moved)
 {
 	const size_t bytes = w.plan.shape.max_tokens * w.plan.row_bytes;
 	const kvk_ep_stats_t stats = kvk_ep_get_stats(w.twins[r]);
@@ -227,6 +231,9 @@ static void compare_bytes(uint32_t r)
 	assert_int_equal(kvk_ep_gpu_check(w.eps[r], &report), KV_OK);
 	assert_int_equal(report.stats.dispatch_bytes, stats.dispatch_bytes);
 	assert_int_equal(report.stats.combine_bytes, stats.combine_bytes);
+	assert_int_equal(report.stats.dispatch_padding, stats.dispatch_padding);
+	assert_int_equal(report.stats.combine_padding, stats.combine_padding);
+	*p_moved += stats.dispatch_bytes + stats.combine_bytes + stats.dispatch_padding + stats.combine_padding;
 	assert_true(report.lost == 0 && report.refused == 0);
 	for (uint32_t slot = 0; slot < w.plan.shape.in_flight; slot++) {
 		const uint8_t *own = (const uint8_t *)(uintptr_t)w.heaps[r] +
@@ -239,6 +246,8 @@ static void compare_bytes(uint32_t r)
 /* Four numbers, two of them at a time. */
 static void check_group(const kvk_ep_shape_t *s)
 {
+	uint64_t moved = 0;
+
 	open_group(s, 1 + below(5), 0);
 	for (uint64_t first = 1; first <= 4; first += SLOTS) {
 		for (uint32_t slot = 0; slot < SLOTS; slot++) {
@@ -249,8 +258,10 @@ static void check_group(const kvk_ep_shape_t *s)
 		}
 	}
 	for (uint32_t r = 0; r < s->ranks; r++) {
-		compare_bytes(r);
+		compare_bytes(r, &moved);
 	}
+	/* The copy engine moves all of it out of a rank and into another one, or nothing. */
+	assert_int_equal(ep_driver_copied(), w.kind == KVK_EP_HOST_COPIES ? 2 * moved : 0);
 	close_group();
 }
 
@@ -267,8 +278,45 @@ KV_TEST(p1_the_kernels_make_what_the_twin_makes)
 		s.experts = s.groups * (many ? 33 + below(40) : 1 + below(8));
 		s.top_k = 1 + below(s.experts < 16 ? s.experts : 16);
 		s.hidden = i % 4 == 3 ? 328 : 8 * (1 + below(8));
+		w.kind = (kvk_ep_link_kind_t)((i / 3 + i) % 3);
 		check_group(&s);
 	}
+	w.kind = KVK_EP_PEER;
+	w.pace = 0;
+}
+
+/* One block, all tokens for the other rank: each warp's stores are as far apart as the pace has it. */
+KV_TEST(p5_stores_to_host_memory_keep_their_pace)
+{
+	const kvk_ep_shape_t s = {2, 8, 1, 2048, 64, 2, 2};
+	const uint32_t rows = 64;
+
+	w.rng.state = kv_test_seed();
+	for (int i = 0; i < 4; i++) {
+		const int is_paced = i == 3; /* over the other link, and without a pace, none looks at the clock */
+		batch_t *b = &w.batches[0][0];
+		uint64_t number, start;
+
+		w.kind = i > 1 ? KVK_EP_HOST_KERNELS : KVK_EP_PEER;
+		w.pace = i % 2 ? UINT64_C(2000000) : 0;
+		open_group(&s, 1, 0);
+		do {
+			draw_batch(b, 0, RANDOM);
+		} while (b->tokens.n != rows);
+		for (uint32_t t = 0; t < rows; t++) {
+			b->experts[t] = 4 + t % 4;
+		}
+		start = lanes_clock;
+		assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[0], &b->tokens, NULL, &number), KV_OK);
+		if (is_paced) { /* the first store of each warp waits for nothing */
+			assert_true(lanes_clock - start >= (rows - 8) * 4096 * UINT64_C(1000000000) / w.pace);
+		} else {
+			assert_int_equal(lanes_clock, start);
+		}
+		close_group();
+	}
+	w.kind = KVK_EP_PEER;
+	w.pace = 0;
 }
 
 /* ---- what goes wrong ------------------------------------------------------------------------- */
@@ -301,14 +349,15 @@ KV_TEST_BETWEEN(p10_an_expert_that_there_is_not_is_counted, (void)0, close_group
 	}
 }
 
-KV_TEST_BETWEEN(p6_a_rank_that_never_sends_is_named_by_the_others, (void)0, close_group())
+/* The rank that does not come is named, and what comes later is void, and ends. */
+static void lose_rank(kvk_ep_link_kind_t kind)
 {
 	const kvk_ep_shape_t s = {4, 8, 2, 16, 8, 4, 2};
 	kvk_ep_gpu_report_t report;
 	kvk_ep_gpu_rows_t rows;
 	uint64_t number, launches, start;
 
-	w.rng.state = kv_test_seed();
+	w.kind = kind;
 	open_group(&s, 2, 1000);
 	for (uint32_t r = 0; r < 3; r++) {
 		draw_batch(&w.batches[0][r], r, RANDOM);
@@ -321,15 +370,24 @@ KV_TEST_BETWEEN(p6_a_rank_that_never_sends_is_named_by_the_others, (void)0, clos
 		assert_int_equal(kvk_ep_gpu_check(w.eps[r], &report), KV_ERR_TIMEOUT);
 		assert_int_equal(report.lost, 1u << 3);
 	}
-	/* What comes later is void, and ends. */
 	launches = ep_driver_launches();
 	assert_int_equal(kvk_ep_gpu_reduce(w.eps[0], 1, (uintptr_t)w.outputs, NULL), KV_OK);
 	assert_int_equal(kvk_ep_gpu_combine_send(w.eps[0], 1, NULL), KV_OK);
 	assert_int_equal(kvk_ep_gpu_combine_recv(w.eps[0], 1, (uintptr_t)w.batches[0][0].out, NULL), KV_OK);
-	assert_int_equal(ep_driver_launches(), launches + 4);
+	assert_int_equal(ep_driver_launches(), launches + 4 + (kind == KVK_EP_HOST_KERNELS));
 	assert_int_equal(kvk_ep_gpu_check(w.eps[0], &report), KV_ERR_TIMEOUT);
 	assert_int_equal(report.lost, 1u << 3);
-	assert_int_equal(report.stats.combine_bytes, 0);
+	assert_int_equal(report.stats.combine_bytes + report.stats.combine_padding, 0);
+	close_group();
+	w.kind = KVK_EP_PEER;
+}
+
+KV_TEST(p6_a_rank_that_never_sends_is_named_by_the_others)
+{
+	w.rng.state = kv_test_seed();
+	lose_rank(KVK_EP_PEER);
+	lose_rank(KVK_EP_HOST_COPIES);
+	lose_rank(KVK_EP_HOST_KERNELS);
 }
 
 static uint32_t looks;
