@@ -52,8 +52,12 @@ static void set_up(uint32_t rank)
 	kv_test_env_init(&w.env);
 	assert_int_equal(kvk_ep_plan(&shape, &w.plan, NULL), KV_OK);
 	assert_int_equal(kvk_ep_memory_create(w.plan.heap_bytes, &w.memory, &w.heap), KV_OK);
-	w.config = (kvk_ep_exchange_t){
-		.env = &w.env.env, .plan = &w.plan, .directory = w.directory, .rank = rank, .heap = w.heap};
+	w.config = (kvk_ep_exchange_t){.env = &w.env.env,
+				       .plan = &w.plan,
+				       .directory = w.directory,
+				       .rank = rank,
+				       .link = KVK_EP_HOST_COPIES,
+				       .heap = w.heap};
 	memset(w.heaps, 0x55, sizeof w.heaps);
 }
 
@@ -122,7 +126,8 @@ static kvk_ep_message_t message(uint32_t kind, uint32_t rank)
 				  .kind = kind,
 				  .rank = rank,
 				  .plan = kv_digest(&w.plan, sizeof w.plan),
-				  .shape = shape};
+				  .shape = shape,
+				  .link = KVK_EP_HOST_COPIES};
 }
 
 static void send_bytes(int fd, const void *bytes, size_t n, const int *fds, uint32_t count)
@@ -256,7 +261,7 @@ KV_TEST(p10_a_rank_of_another_plan_is_refused_by_both_with_a_sentence)
 					    "tokens: 9",
 					    "groups: 4",
 					    "in flight: 3",
-					    "link: 1 there, 0 here",
+					    "link: 2 there, 1 here",
 					    "of another version"};
 
 	for (size_t i = 0; i < KV_COUNT_OF(names); i++) {
