@@ -43,13 +43,14 @@ if(KVD_COVERAGE)
 endif()
 
 # kvd_test(NAME core.lease SOURCES a.c LIBS kvd_core [LABELS ...] [TIMEOUT s] [ARGS ...])
+# A program without a main() has that of tests/kv_main.c, which runs its tests.
 # Tests are named after what they defend, are cmocka programs or scripts' drivers, and skip with exit code 77 and a reason. TIMEOUT (60) is for a machine that
 # does nothing else, under the slowest sanitizer; one with load 30 takes 15 times as long, and a hang is no less a hang after that.
 function(kvd_test)
 	cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS;ARGS" ${ARGN})
 	string(REPLACE "." "_" target "test_${T_NAME}")
 	add_executable(${target} ${T_SOURCES})
-	target_link_libraries(${target} PRIVATE ${T_LIBS} PkgConfig::CMOCKA)
+	target_link_libraries(${target} PRIVATE ${T_LIBS} kv_test_main PkgConfig::CMOCKA)
 	target_include_directories(${target} PRIVATE "${CMAKE_SOURCE_DIR}/tests")
 	add_test(NAME ${T_NAME} COMMAND ${target} ${T_ARGS})
 	if(NOT T_TIMEOUT)

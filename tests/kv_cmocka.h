@@ -10,11 +10,11 @@
  *         ...
  *     }
  *
- *     KV_TEST_MAIN(NULL, NULL)
- *
- * A test runs in its place in the file, between the fixtures behind its name, if there are any. KV_TEST_MAIN() is the program; its fixtures
- * stand before the first test and behind the last one, those of KV_TEST_MAIN_EACH() around each. Several files are one program with kv_main.c. One whose main() has more to do calls
- * kv_test_run() in it. KV_TEST_ONLY in the environment names the tests that run, by a part of their names.
+ * A test runs in its place in the file, between the fixtures behind its name, if there are any.
+ * A program without a main() has that of kv_main.c. KV_TEST_MAIN() is one with fixtures before the first test and
+ * behind the last one, KV_TEST_MAIN_EACH() one with fixtures around each. A main() with more to do calls
+ * kv_test_run().
+ * KV_TEST_ONLY in the environment names the tests that run, by a part of their names.
  */
 #ifndef KV_CMOCKA_H
 #define KV_CMOCKA_H

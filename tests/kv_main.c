@@ -1,4 +1,4 @@
-/* The main() of a program of several files of tests. */
+/* The main() of every program of tests that has none of its own. */
 #include "kv_cmocka.h"
 
 KV_TEST_MAIN(NULL, NULL)

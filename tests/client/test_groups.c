@@ -323,5 +323,3 @@ KV_TEST(p10_groups_whose_blocks_never_end_together_are_refused)
 	assert_int_equal(kvc_groups_take(&bed.space, groups, 2), KV_ERR_IDENTITY);
 	bed_free(&bed);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -90,5 +90,3 @@ KV_TEST(p10_a_group_text_is_the_one_the_daemon_parses)
 	assert_int_equal(kvc_groups_text(groups, 3, text, 20), KVC_ERR_TOO_BIG);
 	assert_int_equal(kvc_groups_text(NULL, 1, text, sizeof text), KVC_ERR_ARG);
 }
-
-KV_TEST_MAIN(NULL, NULL)

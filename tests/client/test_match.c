@@ -358,5 +358,3 @@ KV_TEST(p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset)
 		assert_int_equal(check_while(KV_LEASE_ACTIVE, closed), KV_ERR_REVOKED);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

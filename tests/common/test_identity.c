@@ -267,5 +267,3 @@ KV_TEST(p10_groups_are_read_or_refused)
 		assert_int_equal(groups_of(bad_units[i], "0:full:16", groups, &count), KV_ERR_IDENTITY);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

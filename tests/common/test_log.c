@@ -456,5 +456,3 @@ KV_TEST(lines_of_several_threads_do_not_mix)
 	assert_int_equal(lines, 800);
 	close_pipe();
 }
-
-KV_TEST_MAIN(NULL, NULL)

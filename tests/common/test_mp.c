@@ -171,5 +171,3 @@ KV_TEST(p10_random_bytes_are_read_as_msgpack_c_reads_them)
 		}
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -408,5 +408,3 @@ KV_TEST(p10_a_file_that_grows_while_it_is_read_is_not_cut)
 	assert_non_null(strstr(f.error.text, "it is larger than 1MiB"));
 	kv_test_dir_remove(dir);
 }
-
-KV_TEST_MAIN(NULL, NULL)

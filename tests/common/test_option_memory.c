@@ -131,5 +131,3 @@ KV_TEST(p6_options_without_memory_change_nothing)
 	each_failure(from_file);
 	kv_test_dir_remove(dir);
 }
-
-KV_TEST_MAIN(NULL, NULL)

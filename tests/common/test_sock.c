@@ -387,5 +387,3 @@ KV_TEST(p5_peers_on_one_cpu_do_not_run_beside_each_other, setup, teardown)
 	close(fd);
 	close(listener);
 }
-
-KV_TEST_MAIN(NULL, NULL)

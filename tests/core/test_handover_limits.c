@@ -662,5 +662,3 @@ KV_TEST(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta)
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	stage_end();
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -513,5 +513,3 @@ KV_TEST(p9_a_prefix_hit_is_one_map_on_its_own_endpoint)
 	assert_int_equal(kv_metric_get(&metrics, KV_M_PREFIX_RECORDS), hits);
 	kv_test_dir_remove(dir);
 }
-
-KV_TEST_MAIN(NULL, NULL)

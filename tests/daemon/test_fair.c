@@ -138,5 +138,3 @@ KV_TEST(p5_every_source_that_is_ready_is_served)
 	assert_true(taken > 0 && asked > taken);
 	assert_int_equal(done, asked - taken);
 }
-
-KV_TEST_MAIN(NULL, NULL)

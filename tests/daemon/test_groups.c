@@ -217,5 +217,3 @@ KV_TEST(p10_a_window_may_be_as_long_as_a_put)
 	raw_leave(&member);
 	raw_daemon_end(&daemon);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -429,5 +429,3 @@ KV_TEST(p6_a_configuration_that_does_not_start_is_rolled_back)
 	close(fd);
 	bed_end(&bed);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -237,5 +237,3 @@ KV_TEST(p5_a_join_without_room_for_its_pidfd_is_busy)
 	}
 	assert_int_equal(ask_to_join(host, &host->namespaces[0]), KV_OK);
 }
-
-KV_TEST_MAIN(NULL, NULL)

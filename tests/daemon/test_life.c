@@ -603,5 +603,3 @@ KV_TEST(p6_a_daemon_with_closed_streams_logs_into_no_own_file)
 	}
 	raw_daemon_end(&daemon);
 }
-
-KV_TEST_MAIN(NULL, NULL)

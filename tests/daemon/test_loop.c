@@ -122,5 +122,3 @@ KV_TEST(p8_a_request_waits_for_one_quantum_of_another_tenant_at_most)
 	}
 	close(quiet);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -246,5 +246,3 @@ KV_TEST(p10_the_check_of_an_upgrade_reads_every_format)
 	assert_non_null(strstr(out_, "has no superblock that this version reads"));
 	kv_test_dir_remove(dir);
 }
-
-KV_TEST_MAIN(NULL, NULL)

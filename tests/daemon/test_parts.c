@@ -246,5 +246,3 @@ KV_TEST(p8_without_descriptors_an_operator_gets_in)
 }
 
 /* ---- put.ttl --------------------------------------------------------------------------------- */
-
-KV_TEST_MAIN(NULL, NULL)

@@ -204,5 +204,3 @@ KV_TEST(p4_a_member_in_another_pid_namespace_is_proved_by_its_socket)
 	assert_int_equal(another, KV_ERR_PIDFD_REQUIRED);
 	assert_int_equal(own, inodes_tell_processes() ? KV_OK : KV_ERR_PIDFD_REQUIRED);
 }
-
-KV_TEST_MAIN(NULL, NULL)

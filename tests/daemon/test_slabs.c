@@ -242,5 +242,3 @@ KV_TEST(p4_a_retiring_slab_leaves_the_memory_of_others_registered)
 	kvd_slabs_close(host);
 	free(host);
 }
-
-KV_TEST_MAIN(NULL, NULL)

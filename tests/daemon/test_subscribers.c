@@ -512,5 +512,3 @@ KV_TEST(p9_a_large_event_goes_out_in_pieces_that_follow_each_other)
 	assert_int_equal(kv_metric_get(&metrics_, KV_M_EVENTS_LOST), 0);
 	finish();
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -144,5 +144,3 @@ KV_TEST(p1_a_writer_without_a_descriptor_is_waited_for)
 	close(host->epoll_fd);
 	free(host);
 }
-
-KV_TEST_MAIN(NULL, NULL)

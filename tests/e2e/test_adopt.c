@@ -382,5 +382,3 @@ KV_TEST(p1_kills_at_any_time_never_give_wrong_bytes, NULL, clean_up)
 	assert_true(atomic_load(&notes->attached) > 2 * ROUNDS);
 	talks_notes_free(notes);
 }
-
-KV_TEST_MAIN(NULL, NULL)

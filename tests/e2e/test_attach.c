@@ -448,5 +448,3 @@ KV_TEST(p2_unreadable_headers_are_given_up_after_ten_minutes, NULL, clean_up)
 	fault_disk_close(&disk);
 	rig_fini(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

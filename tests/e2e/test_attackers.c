@@ -361,5 +361,3 @@ KV_TEST(p8_whatever_one_tenant_does_another_has_its_share)
 		withstand();
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -354,5 +354,3 @@ KV_TEST(p6_a_slab_punched_by_its_client_is_a_miss_for_it_only)
 	other_end(&other, 0);
 	rig_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

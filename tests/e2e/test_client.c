@@ -305,5 +305,3 @@ KV_TEST(kvctl_looks_into_the_real_daemon)
 	user_leave(&user);
 	rig_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

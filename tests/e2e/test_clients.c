@@ -214,5 +214,3 @@ KV_TEST(p5_answers_are_timed_from_their_requests)
 	assert_true(answer_ns(&rig) < (rig_now_ms() - start) * 1000000u);
 	rig_fini(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

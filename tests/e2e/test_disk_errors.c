@@ -196,5 +196,3 @@ KV_TEST(p2_p5_a_device_that_stalls_does_not_hold_up_the_end, NULL, clean_up)
 		fault_disk_close(&disk);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -176,5 +176,3 @@ KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
 	rig_unmount(&rig);
 	rig_fini(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

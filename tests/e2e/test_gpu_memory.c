@@ -226,5 +226,3 @@ KV_TEST(p10_a_device_that_is_not_there_is_refused, NULL, clean_up)
 	user_leave(&user);
 	talks_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

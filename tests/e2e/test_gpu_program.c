@@ -320,5 +320,3 @@ KV_TEST(p10_what_the_gpu_program_may_not_say_is_counted, NULL, tear_down)
 
 	survive_each(wrong, KV_COUNT_OF(wrong), check_refused);
 }
-
-KV_TEST_MAIN(NULL, NULL)

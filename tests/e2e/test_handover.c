@@ -431,5 +431,3 @@ KV_TEST(p4_requests_that_cross_the_notice_end_well, setup_ahead, teardown)
 	user_leave(&other);
 	rig_check_quiet(&rig_);
 }
-
-KV_TEST_MAIN(NULL, NULL)

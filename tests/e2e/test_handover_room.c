@@ -166,5 +166,3 @@ KV_TEST(p5_p7_hand_overs_in_a_full_pool_stay_or_end_with_a_reason, NULL, clean_u
 	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
 	rig_end(&rig_);
 }
-
-KV_TEST_MAIN(NULL, NULL)

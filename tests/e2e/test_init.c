@@ -85,5 +85,3 @@ KV_TEST(p4_process_1_without_a_keeper_stops_and_ends_with_its_daemon)
 	assert_int_equal(rig_kill(&rig, 0), 128 + SIGKILL);
 	rig_fini(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

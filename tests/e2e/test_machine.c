@@ -378,5 +378,3 @@ KV_TEST(p6_without_huge_pages_the_daemon_serves_and_says_so)
 	}
 	rig_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

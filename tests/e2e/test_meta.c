@@ -577,5 +577,3 @@ KV_TEST(p10_nonsense_from_the_metadata_process_faults_the_tier_only, NULL, clean
 	end_rig();
 	rig_fini(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

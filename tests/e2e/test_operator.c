@@ -217,5 +217,3 @@ KV_TEST(p8_an_engine_of_another_user_drops_no_space)
 	user_leave(&user);
 	rig_fini(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

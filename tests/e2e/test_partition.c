@@ -184,5 +184,3 @@ KV_TEST(p1_packets_that_take_long_leave_no_wrong_byte, setup_slow, teardown)
 	rig_check_quiet(&net_.rig[0]);
 	rig_check_quiet(&net_.rig[1]);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -194,5 +194,3 @@ KV_TEST(p5_p7_hand_overs_bear_a_full_disk_where_they_come_from, setup, clean_up)
 {
 	fill_amid_hand_overs(0);
 }
-
-KV_TEST_MAIN(NULL, NULL)

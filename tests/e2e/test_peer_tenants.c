@@ -282,5 +282,3 @@ KV_TEST(p5_each_message_of_a_long_prefix_waits_for_its_room, setup_narrow, teard
 	assert_int_equal(user_match(&askers_[MINE], keys, LONG), LONG);
 	peers_check_quiet(&net_);
 }
-
-KV_TEST_MAIN(NULL, NULL)

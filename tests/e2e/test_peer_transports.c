@@ -319,5 +319,3 @@ KV_TEST(p10_strangers_on_either_port_do_no_harm, setup, teardown)
 	assert_int_equal(peers_net(&net_, 0), net);
 	peers_check_quiet(&net_);
 }
-
-KV_TEST_MAIN(NULL, NULL)

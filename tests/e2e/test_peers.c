@@ -799,5 +799,3 @@ KV_TEST(p4_bytes_under_way_when_the_owner_dies_leave_nothing, setup, teardown)
 	check_again(NULL);
 	peers_check_quiet(&net_);
 }
-
-KV_TEST_MAIN(NULL, NULL)

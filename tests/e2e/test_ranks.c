@@ -562,5 +562,3 @@ KV_TEST(p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work)
 	kvc_release(&taken, 1);
 	bed_free(&bed);
 }
-
-KV_TEST_MAIN(NULL, NULL)

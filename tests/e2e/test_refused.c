@@ -348,5 +348,3 @@ KV_TEST(p10_a_groups_limit_of_threads_is_named)
 		}
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -227,5 +227,3 @@ KV_TEST(p5_files_above_a_lowered_maximum_go_soon)
 	user_leave(&user);
 	rig_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -449,5 +449,3 @@ KV_TEST(p5_more_block_sizes_come_and_go_than_there_are_numbers)
 	}
 	rig_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

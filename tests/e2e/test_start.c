@@ -89,5 +89,3 @@ KV_TEST(p10_a_second_daemon_on_the_data_directory_is_refused)
 	other_end(&other, 0);
 	rig_end(&first);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -255,5 +255,3 @@ KV_TEST(p2_prefixes_used_before_a_restart_outlive_the_others)
 	user_leave(&user);
 	rig_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

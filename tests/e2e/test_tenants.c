@@ -243,5 +243,3 @@ KV_TEST(p1_models_that_differ_in_one_field_never_share_a_block)
 	}
 	rig_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

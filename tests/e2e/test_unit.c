@@ -130,5 +130,3 @@ KV_TEST(p7_daemons_under_the_rules_of_the_unit_hand_over)
 	hand_over(0);
 	hand_over(1);
 }
-
-KV_TEST_MAIN(NULL, NULL)

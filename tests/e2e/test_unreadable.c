@@ -190,5 +190,3 @@ KV_TEST(p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_threads)
 {
 	all("threads");
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -473,5 +473,3 @@ KV_TEST(p1_upgrades_at_any_time_never_give_wrong_bytes, NULL, clean_up)
 	talks_notes_free(notes);
 	talks_end(&rig);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -83,5 +83,3 @@ KV_TEST(structures_are_read_by_the_driver_as_they_were_written)
 	assert_int_equal(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102);
 	assert_int_equal(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103);
 }
-
-KV_TEST_MAIN(NULL, NULL)

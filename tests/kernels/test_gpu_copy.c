@@ -487,5 +487,3 @@ KV_TEST(p1_no_copy_goes_from_one_registration_into_the_next)
 		gpu_rig_fini(&rig_);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

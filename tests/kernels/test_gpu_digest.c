@@ -232,5 +232,3 @@ KV_TEST(p6_any_call_of_the_driver_may_fail)
 		}
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -439,5 +439,3 @@ GPU_TEST(p10_what_is_no_device_is_not_supported)
 	assert_int_equal(gpu_rig_try_open(&rig_), KV_ERR_UNSUPPORTED);
 	assert_non_null(strstr(kvk_gpu_last_error(), "cuInit answered"));
 }
-
-KV_TEST_MAIN(NULL, NULL)

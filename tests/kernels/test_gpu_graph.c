@@ -189,5 +189,3 @@ KV_TEST(p10_a_copy_on_an_invalid_capture_is_refused)
 	kvk_gpu_close(gpu);
 	fake_cuda_stop();
 }
-
-KV_TEST_MAIN(NULL, NULL)

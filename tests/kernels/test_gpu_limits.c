@@ -544,5 +544,3 @@ GPU_TEST(p7_the_devices_clock_tells_what_a_stream_took)
 	}
 	kvk_gpu_clock_close(NULL);
 }
-
-KV_TEST_MAIN(NULL, NULL)

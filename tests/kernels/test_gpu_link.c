@@ -101,5 +101,3 @@ KV_TEST(p5_a_link_that_takes_more_is_given_more)
 		gpu_rig_fini(&rig_);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -500,5 +500,3 @@ KV_TEST(copies_inside_a_device_take_all_of_it_or_their_budget)
 		gpu_rig_fini(&rig_);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -145,5 +145,3 @@ GPU_TEST(p6_a_launch_that_fails_is_a_copy_that_fails)
 	copy_and_compare(gpu, &rng, NULL);
 	assert_int_equal(CALLS(launch), 0);
 }
-
-KV_TEST_MAIN(NULL, NULL)

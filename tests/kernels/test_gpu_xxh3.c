@@ -132,5 +132,3 @@ KV_TEST(lengths_around_blocks_and_by_chance)
 	}
 	free(data);
 }
-
-KV_TEST_MAIN(NULL, NULL)

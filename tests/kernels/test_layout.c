@@ -318,5 +318,3 @@ KV_TEST(p10_heads_apart_may_hold_layers_or_blocks_but_not_each_other)
 	APART(SIZE_MAX / 4, SIZE_MAX / 128, "address space");
 	APART(SIZE_MAX / 2, 64 * page, "address space");
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -466,5 +466,3 @@ KV_TEST(p1_block_digests_are_the_librarys)
 		free(roots_alone);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -249,5 +249,3 @@ KV_TEST(p10_answers_of_engines_are_checked)
 		"{\"error\":{\"message\":\"say \\\"no\\\"\",\"type\":\"server_error\",\"param\":null,\"code\":502}}");
 	free(error);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -149,5 +149,3 @@ KV_TEST(p5_no_unusable_and_no_full_engine_is_ever_chosen)
 		}
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

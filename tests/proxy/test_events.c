@@ -624,5 +624,3 @@ KV_TEST(p10_endpoints_are_addresses)
 		assert_int_equal(kvp_endpoint_check(bad[i]), KV_ERR_CONFIG);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -92,5 +92,3 @@ KV_TEST(p10_the_page_is_that_of_the_table)
 		fail_msg("%s is not what kvd-pd-proxy --options-page prints: run scripts/docs.sh", PROXY_PAGE);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

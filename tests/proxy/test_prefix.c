@@ -124,5 +124,3 @@ KV_TEST(p6_without_a_daemon_prompts_are_unknown_until_there_is_one, set_up, tear
 	kvc_detach(user.kvc);
 	kvp_prefix_close(prefix);
 }
-
-KV_TEST_MAIN(NULL, NULL)

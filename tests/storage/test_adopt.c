@@ -529,5 +529,3 @@ KV_TEST(p5_adoption_without_memory_takes_over_less)
 	}
 	assert_true(failed >= 6);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -160,5 +160,3 @@ KV_TEST(p3_a_daemon_killed_at_any_instruction_leaves_whole_blocks)
 	assert_true(changes > 60);
 	munmap(shared, sizeof *shared);
 }
-
-KV_TEST_MAIN(NULL, NULL)

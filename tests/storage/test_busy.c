@@ -56,5 +56,3 @@ KV_TEST(p5_no_call_waits_for_memory_touched_ahead)
 	printf("# longest call: %lu ms\n", (unsigned long)longest);
 	assert_true(longest < MOST_MS);
 }
-
-KV_TEST_MAIN(NULL, NULL)

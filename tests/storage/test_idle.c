@@ -79,5 +79,3 @@ KV_TEST(p5_waits_cut_short_are_not_made_up_for_when_there_is_no_time)
 	assert_int_equal(pthread_join(waiter, NULL), 0);
 	kvs_idle_free(idle_);
 }
-
-KV_TEST_MAIN(NULL, NULL)

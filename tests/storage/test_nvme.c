@@ -476,5 +476,3 @@ DISK_TEST(p2_a_batch_follows_by_itself_within_the_interval, fixture_fresh())
 		assert_true(real_now(NULL) < deadline);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -620,5 +620,3 @@ KV_TEST(p5_a_full_file_system_is_full_and_the_tier_goes_on)
 	assert_int_equal(umount(f_.dir), 0); /* nothing holds a file open */
 	fixture_fini(&f_);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -488,5 +488,3 @@ KV_TEST(p1_p2_random_use_agrees_with_a_table)
 	check_sums(&f);
 	fixture_fini(&f);
 }
-
-KV_TEST_MAIN(NULL, NULL)

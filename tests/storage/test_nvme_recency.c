@@ -317,5 +317,3 @@ KV_TEST(p6_a_damaged_order_of_use_costs_no_block)
 	(void)reopen(&m);
 	fixture_fini(&m.f);
 }
-
-KV_TEST_MAIN(NULL, NULL)

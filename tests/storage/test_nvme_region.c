@@ -232,5 +232,3 @@ KV_TEST(p5_registering_takes_no_time_however_much_is_mapped)
 	fixture_fini(&f_);
 	munmap(slab, bytes);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -314,5 +314,3 @@ KV_TEST(p4_sums_hold_with_the_prefault_thread_running)
 {
 	run_model(1);
 }
-
-KV_TEST_MAIN(NULL, NULL)

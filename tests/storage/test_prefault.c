@@ -644,5 +644,3 @@ KV_TEST(a_huge_page_is_made_only_where_nothing_is)
 	}
 	kvs_shm_destroy(&area);
 }
-
-KV_TEST_MAIN(NULL, NULL)

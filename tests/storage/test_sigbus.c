@@ -258,5 +258,3 @@ KV_TEST(p6_threads_fault_separately_while_a_client_truncates)
 	assert_true(faults > 0);
 	region_unmap(&a);
 }
-
-KV_TEST_MAIN(NULL, NULL)

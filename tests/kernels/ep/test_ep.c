@@ -669,5 +669,3 @@ KV_TEST(p1_bf16_rounds_to_the_nearest_and_ties_to_even)
 	}
 	assert_true(kvk_bf16_to_float(0xc040) == -3.0f);
 }
-
-KV_TEST_MAIN(NULL, NULL)

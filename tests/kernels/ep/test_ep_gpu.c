@@ -183,5 +183,3 @@ EP_TEST(p1_each_link_has_flags_behind_its_rows_and_fetches_behind_its_flags)
 		kvk_ep_gpu_close(ep);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -420,5 +420,3 @@ KV_TEST_BETWEEN(p6_a_rank_that_stood_still_names_nobody_who_has_come, (void)0, c
 	assert_int_equal(kvk_ep_gpu_check(w.eps[0], &report), KV_OK);
 	assert_int_equal(report.lost, 0);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -500,5 +500,3 @@ KV_TEST(p1_p5_p10_every_broken_rule_is_found, begin, end)
 		assert_non_null(m.violation);
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)
