@@ -139,7 +139,7 @@ KV_TEST(p1_p6_a_bit_flipped_in_a_slot_header_is_a_miss_from_there_on)
 	damaged_disk(0, KVS_PAGE);
 }
 
-KV_TEST(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block)
+RIG_TEST(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block, rig_begin(&rig_, 0))
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	kvc_key_t keys[8], near[8];
@@ -147,13 +147,10 @@ KV_TEST(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block)
 	kvc_lease_t *lease;
 	other_t other;
 	uint32_t n;
-	rig_t rig;
 
-	rig_init(&rig, 0);
-	rig_start(&rig);
-	other_start(&other, rig.sock);
-	user_attach(&reader, &rig, "shared");
-	user_attach(&wild, &rig, "shared");
+	other_start(&other, rig_.sock);
+	user_attach(&reader, &rig_, "shared");
+	user_attach(&wild, &rig_, "shared");
 	user_keys(&reader, 77, 8, near);
 	for (uint32_t round = 0; round < 20; round++) {
 		const uint32_t bad = (uint32_t)kv_test_below(&rng, 8);
@@ -167,7 +164,7 @@ KV_TEST(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block)
 		assert_int_equal(user_get(&reader, keys, 8, &n), KVC_ERR_CORRUPT);
 		assert_int_equal(n, bad);
 		assert_true(user_match_is(&reader, keys, 8, bad));
-		assert_true(rig_metric_is(&rig, "kvd_bad_blocks_total", round + 1));
+		assert_true(rig_metric_is(&rig_, "kvd_bad_blocks_total", round + 1));
 		assert_int_equal(user_get(&reader, near, 8, &n), KVC_OK); /* next to it in the slab */
 		assert_int_equal(n, 8);
 		assert_int_equal(user_put(&reader, keys, 0, 8, 0, NULL), KVC_OK); /* computed again */
@@ -176,34 +173,30 @@ KV_TEST(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block)
 	user_leave(&reader);
 	user_leave(&wild);
 	other_end(&other, 0);
-	rig_end(&rig);
 }
 
-KV_TEST(p6_slot_files_cut_off_under_the_daemon_are_misses)
+RIG_TEST(p6_slot_files_cut_off_under_the_daemon_are_misses, rig_begin(&rig_, 1))
 {
 	static kvc_key_t keys[TALKS][LEN];
 	char command[200];
 	other_t other;
 	user_t user;
 	uint32_t n;
-	rig_t rig;
 
-	rig_init(&rig, 1);
-	rig_start(&rig);
-	user_attach(&user, &rig, "cut");
+	user_attach(&user, &rig_, "cut");
 	for (uint32_t t = 0; t < TALKS; t++) {
 		user_keys(&user, t, LEN, keys[t]);
 		assert_int_equal(user_put(&user, keys[t], 0, LEN, 1, NULL), KVC_OK);
 	}
 	user_leave(&user);
-	rig_stop(&rig);
-	rig_start(&rig);
-	other_start(&other, rig.sock);
-	user_attach(&user, &rig, "cut");
+	rig_stop(&rig_);
+	rig_start(&rig_);
+	other_start(&other, rig_.sock);
+	user_attach(&user, &rig_, "cut");
 	for (uint32_t t = 0; t < TALKS; t++) {
 		assert_true(user_match_is(&user, keys[t], LEN, LEN));
 	}
-	snprintf(command, sizeof command, "truncate -s 0 %s/slots/*", rig.disk);
+	snprintf(command, sizeof command, "truncate -s 0 %s/slots/*", rig_.disk);
 	assert_int_equal(system(command), 0);
 	for (uint32_t t = 0; t < TALKS; t++) {
 		assert_int_not_equal(user_get(&user, keys[t], LEN, &n), KVC_OK);
@@ -218,26 +211,22 @@ KV_TEST(p6_slot_files_cut_off_under_the_daemon_are_misses)
 		assert_int_equal(n, LEN);
 	}
 	/* Each block was read and was not whole, or the daemon has looked at the files before. */
-	assert_true(rig_metric(&rig, "kvd_bad_blocks_total") + rig_metric(&rig, "kvd_disk_files_dropped_total") > 0);
+	assert_true(rig_metric(&rig_, "kvd_bad_blocks_total") + rig_metric(&rig_, "kvd_disk_files_dropped_total") > 0);
 	user_leave(&user);
 	other_end(&other, 0);
-	rig_end(&rig);
 }
 
 /* Blocks are scribbled on while write-behind takes them to disk: what comes back from there is right or does not
  * come. */
-KV_TEST(p1_a_block_overwritten_before_write_behind_is_never_served)
+RIG_TEST(p1_a_block_overwritten_before_write_behind_is_never_served, rig_begin(&rig_, 1))
 {
 	static kvc_key_t keys[TALKS][LEN];
 	kv_test_rng_t rng = {.state = kv_test_seed() + 5};
 	uint32_t n, whole = 0;
 	kvc_lease_t *lease;
 	user_t user;
-	rig_t rig;
 
-	rig_init(&rig, 1);
-	rig_start(&rig);
-	user_attach(&user, &rig, "scribble");
+	user_attach(&user, &rig_, "scribble");
 	for (uint32_t t = 0; t < TALKS; t++) {
 		user_keys(&user, t, LEN, keys[t]);
 		assert_int_equal(user_put(&user, keys[t], 0, LEN, 0, NULL), KVC_OK);
@@ -249,12 +238,12 @@ KV_TEST(p1_a_block_overwritten_before_write_behind_is_never_served)
 		}
 	}
 	user_leave(&user);
-	rig_written(&rig);
-	rig_check_quiet(&rig);
-	rig_stop(&rig);
+	rig_written(&rig_);
+	rig_check_quiet(&rig_);
+	rig_stop(&rig_);
 
-	rig_start(&rig);
-	user_attach(&user, &rig, "scribble");
+	rig_start(&rig_);
+	user_attach(&user, &rig_, "scribble");
 	for (uint32_t t = 1; t < TALKS; t += 2) {
 		assert_true(user_match_is(&user, keys[t], LEN, LEN));
 	}
@@ -265,7 +254,6 @@ KV_TEST(p1_a_block_overwritten_before_write_behind_is_never_served)
 	printf("# whole from disk: %u of %u\n", whole, TALKS);
 	assert_true(whole >= TALKS / 2); /* those nobody scribbled on are all there */
 	user_leave(&user);               /* no wrong byte */
-	rig_end(&rig);
 }
 
 /* Descriptors of shared memory this process still has: none may be resized. Returns how many there are. */
@@ -310,7 +298,7 @@ static int file_behind(const void *address)
 	return fd;
 }
 
-KV_TEST(p6_a_slab_punched_by_its_client_is_a_miss_for_it_only)
+RIG_TEST(p6_a_slab_punched_by_its_client_is_a_miss_for_it_only, rig_begin(&rig_, 1))
 {
 	kvc_key_t keys[40];
 	user_t wild;
@@ -318,13 +306,10 @@ KV_TEST(p6_a_slab_punched_by_its_client_is_a_miss_for_it_only)
 	other_t other;
 	uint32_t n, reached = 0;
 	uint8_t *memory;
-	rig_t rig;
 	int fd;
 
-	rig_init(&rig, 1);
-	rig_start(&rig);
-	other_start(&other, rig.sock);
-	user_attach(&wild, &rig, "wild");
+	other_start(&other, rig_.sock);
+	user_attach(&wild, &rig_, "wild");
 	for (uint32_t round = 0; round < 10; round++) {
 		user_keys(&wild, round, 40, keys);
 		assert_int_equal(user_put(&wild, keys, 0, 40, 0, NULL), KVC_OK); /* write-behind begins */
@@ -348,9 +333,8 @@ KV_TEST(p6_a_slab_punched_by_its_client_is_a_miss_for_it_only)
 	}
 	printf("# slab files reached through /proc: %u of 10, descriptors of shared memory left open: %u\n", reached,
 	       try_to_truncate_all());
-	assert_true(rig_metric_reaches(&rig, "kvd_bad_blocks_total", 10));
+	assert_true(rig_metric_reaches(&rig_, "kvd_bad_blocks_total", 10));
 	user_leave(&wild);
 	other_goes_on(&other, 5);
 	other_end(&other, 0);
-	rig_end(&rig);
 }

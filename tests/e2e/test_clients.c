@@ -51,40 +51,36 @@ static void hold_things(void *arg, int ready)
 	pause();
 }
 
-KV_TEST(p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing)
+RIG_TEST(p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing, rig_begin(&rig_, 1))
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	kvc_key_t keys[2 * LEN];
 	other_t other;
 	user_t user;
 	uint32_t n;
-	rig_t rig;
 
-	rig_init(&rig, 1);
-	rig_start(&rig);
-	other_start(&other, rig.sock);
-	user_attach(&user, &rig, "victim");
+	other_start(&other, rig_.sock);
+	user_attach(&user, &rig_, "victim");
 	for (uint32_t round = 0; round < 20; round++) {
-		victim_t victim = {&rig, round};
+		victim_t victim = {&rig_, round};
 		pid_t pid = child_start(hold_things, &victim);
 
 		usleep((useconds_t)kv_test_below(&rng, 5000));
 		child_kill(pid);
-		assert_true(rig_metric_is(&rig, "kvd_members", 2));
+		assert_true(rig_metric_is(&rig_, "kvd_members", 2));
 		/* What was whole stays, what was half is not visible. */
 		user_keys(&user, round, 2 * LEN, keys);
 		assert_int_equal(user_get(&user, keys, 2 * LEN, &n), KVC_OK);
 		assert_in_range(n, LEN, LEN + LEN / 2);
 	}
-	assert_int_equal(rig_metric(&rig, "kvd_members_died_total"), 20);
+	assert_int_equal(rig_metric(&rig_, "kvd_members_died_total"), 20);
 	other_end(&other, 0);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	assert_int_equal(rig_metric(&rig, "kvd_leases_taken_total"),
-			 rig_metric(&rig, "kvd_leases_ended_total{reason=released}") +
-				 rig_metric(&rig, "kvd_leases_ended_total{reason=expired}") +
-				 rig_metric(&rig, "kvd_leases_ended_total{reason=revoked}"));
-	rig_fini(&rig);
+	rig_check_quiet(&rig_);
+	assert_int_equal(rig_metric(&rig_, "kvd_leases_taken_total"),
+			 rig_metric(&rig_, "kvd_leases_ended_total{reason=released}") +
+				 rig_metric(&rig_, "kvd_leases_ended_total{reason=expired}") +
+				 rig_metric(&rig_, "kvd_leases_ended_total{reason=revoked}"));
 }
 
 /* ---- stopping -------------------------------------------------------------------------------- */
@@ -200,17 +196,13 @@ static uint64_t answer_ns(const rig_t *rig)
 	return strtoull(at + strlen("\"sum_ns\":"), NULL, 10);
 }
 
-KV_TEST(p5_answers_are_timed_from_their_requests)
+RIG_TEST(p5_answers_are_timed_from_their_requests, rig_begin(&rig_, 0))
 {
 	const uint64_t start = rig_now_ms();
 	user_t user;
-	rig_t rig;
 
-	rig_init(&rig, 0);
-	rig_start(&rig);
-	user_attach(&user, &rig, "timed");
+	user_attach(&user, &rig_, "timed");
 	user_leave(&user);
-	assert_true(rig_metric_is(&rig, "kvd_members", 0));
-	assert_true(answer_ns(&rig) < (rig_now_ms() - start) * 1000000u);
-	rig_fini(&rig);
+	assert_true(rig_metric_is(&rig_, "kvd_members", 0));
+	assert_true(answer_ns(&rig_) < (rig_now_ms() - start) * 1000000u);
 }

@@ -5,8 +5,6 @@
 
 #define LEN 40u
 
-static rig_t rig;
-
 /* Conversations that come and are asked for again at once, whatever the disk does. Returns durable acknowledgements. */
 static uint32_t work(user_t *user, uint64_t seed, uint32_t talks)
 {
@@ -39,56 +37,51 @@ static void full_disk(int early)
 	other_t other;
 	user_t user;
 
-	rig_init_mount(&rig, "24m");
-	rig_start(&rig);
-	assert_true(rig_log_has(&rig, "nvme.size is larger than its file system"));
-	user_attach(&user, &rig, "full");
+	rig_init_mount(&rig_, "24m");
+	rig_start(&rig_);
+	assert_true(rig_log_has(&rig_, "nvme.size is larger than its file system"));
+	user_attach(&user, &rig_, "full");
 	if (!early) {
 		assert_true(work(&user, 1000, 4) == 4);
 	}
-	rig_disk_fill(&rig);
-	other_start(&other, rig.sock);
+	rig_disk_fill(&rig_);
+	other_start(&other, rig_.sock);
 	acknowledged = work(&user, 2000, 10);
 	printf("# durable acknowledgements on a full disk: %u of 10\n", acknowledged);
 	assert_true(!early || acknowledged == 0);
-	assert_true(rig_metric(&rig, "kvd_disk_errors_total") > 0);
+	assert_true(rig_metric(&rig_, "kvd_disk_errors_total") > 0);
 	other_goes_on(&other, 10);
 
-	rig_disk_free(&rig);
-	written = rig_metric(&rig, "kvd_disk_written_bytes_total");
+	rig_disk_free(&rig_);
+	written = rig_metric(&rig_, "kvd_disk_written_bytes_total");
 	user_keys(&user, 9000, 4, keys);
 	KV_AWAIT(user_put(&user, keys, 0, 4, 1, NULL) == KVC_OK);
 	assert_true(work(&user, 3000, 4) >= 1);
-	assert_true(rig_metric_is(&rig, "kvd_disk_off", 0));
-	assert_true(rig_metric_reaches(&rig, "kvd_disk_written_bytes_total", written + 4 * RIG_BLOCK_BYTES));
+	assert_true(rig_metric_is(&rig_, "kvd_disk_off", 0));
+	assert_true(rig_metric_reaches(&rig_, "kvd_disk_written_bytes_total", written + 4 * RIG_BLOCK_BYTES));
 	other_end(&other, 0);
 	user_keys(&user, 9001, 4, keys); /* the first one may have been evicted by the others since */
 	assert_int_equal(user_put(&user, keys, 0, 4, 1, NULL), KVC_OK);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_crash(&rig);
+	rig_check_quiet(&rig_);
+	rig_crash(&rig_);
 
-	rig_start(&rig); /* what was acknowledged is there */
-	user_attach(&user, &rig, "full");
+	rig_start(&rig_); /* what was acknowledged is there */
+	user_attach(&user, &rig_, "full");
 	assert_true(user_match_is(&user, keys, 4, 4));
 	user_expect(&user, keys, 4);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_unmount(&rig);
-	rig_fini(&rig);
+	rig_check_quiet(&rig_);
+	rig_unmount(&rig_);
+	rig_fini(&rig_);
 }
 
-KV_FIXTURE(unmount)
-{
-	rig_clean_up(&rig);
-}
-
-KV_TEST(p5_p6_a_disk_full_at_the_start_costs_the_disk_tier_only, NULL, unmount)
+KV_TEST(p5_p6_a_disk_full_at_the_start_costs_the_disk_tier_only, NULL, rig_tear_down)
 {
 	full_disk(1);
 }
 
-KV_TEST(p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes, NULL, unmount)
+KV_TEST(p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes, NULL, rig_tear_down)
 {
 	full_disk(0);
 }
@@ -96,21 +89,21 @@ KV_TEST(p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes, NULL, unmo
 static void upgrade(void)
 {
 	const uint64_t since = rig_now_ms();
-	const uint32_t readies = rig_log_count(&rig, " ready: ");
+	const uint32_t readies = rig_log_count(&rig_, " ready: ");
 
-	kill(rig.pid, SIGUSR2);
-	while (rig_log_count(&rig, " ready: ") == readies) {
+	kill(rig_.pid, SIGUSR2);
+	while (rig_log_count(&rig_, " ready: ") == readies) {
 		assert_true(rig_now_ms() < since + RIG_WAIT_MS);
 		usleep(2000);
 	}
 	printf("# an upgrade takes %u ms\n", (unsigned)(rig_now_ms() - since));
 	assert_in_range(rig_now_ms() - since, 0, 8000); /* its own patience is 10 s */
-	rig_serving(&rig);
+	rig_serving(&rig_);
 }
 
 /* The daemon dies on a full disk, beside a writer, and another one starts there: it serves what is on the disk, says
  * that it is full, leaves the metadata's program alone between tries, and ends in time, also for its successor. */
-KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
+RIG_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, rig_init_mount(&rig_, "24m"))
 {
 	char out[16384];
 	uint64_t since;
@@ -119,52 +112,51 @@ KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
 	pid_t daemon;
 	user_t user;
 
-	rig_init_mount(&rig, "24m");
-	rig_option(&rig, "--keeper=on");
-	rig_start(&rig);
-	user_attach(&user, &rig, "full");
+	rig_option(&rig_, "--keeper=on");
+	rig_start(&rig_);
+	user_attach(&user, &rig_, "full");
 	user_keys(&user, 9000, 4, keys);
 	assert_int_equal(user_put(&user, keys, 0, 4, 1, NULL), KVC_OK);
 	user_leave(&user);
-	rig_disk_fill(&rig);
-	other_start(&other, rig.sock);
+	rig_disk_fill(&rig_);
+	other_start(&other, rig_.sock);
 	other_goes_on(&other, 5);
 	since = rig_now_ms();
-	daemon = rig_daemon(&rig);
-	kill(rig.pid, SIGSTOP); /* it would start another one at once */
+	daemon = rig_daemon(&rig_);
+	kill(rig_.pid, SIGSTOP); /* it would start another one at once */
 	kill(daemon, SIGKILL);
-	rig_crash(&rig);
+	rig_crash(&rig_);
 	do { /* what the metadata's program had taken for itself; and the kernel has to end the daemon */
-		rig_disk_fill(&rig);
-		assert_int_equal(truncate(rig.log, 0), 0);
+		rig_disk_fill(&rig_);
+		assert_int_equal(truncate(rig_.log, 0), 0);
 		assert_true(rig_now_ms() < since + RIG_WAIT_MS);
-	} while (rig_try(&rig) != -1);
+	} while (rig_try(&rig_) != -1);
 	since = rig_now_ms();
 	do { /* old files of the metadata go when it likes, and then it is not full */
-		rig_disk_fill(&rig);
+		rig_disk_fill(&rig_);
 		assert_true(rig_now_ms() < since + RIG_WAIT_MS);
-	} while (rig_kvctl(&rig, "status --json", out, sizeof out) != 2);
+	} while (rig_kvctl(&rig_, "status --json", out, sizeof out) != 2);
 	assert_non_null(strstr(out, "the disk tier is full: "));
 	assert_non_null(strstr(out, "\"healthy\":false"));
 	for (uint32_t upgrades = 0; upgrades < 2; upgrades++) {
-		user_attach(&user, &rig, "full");
+		user_attach(&user, &rig_, "full");
 		assert_true(user_match_is(&user, keys, 4, 4));
 		user_expect(&user, keys, 4);
 		user_leave(&user);
-		assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+		assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 		other_recovers(&other);
 		other_goes_on(&other, 50);
-		printf("# processes started: %u\n", (unsigned)rig_metric(&rig, "kvd_meta_starts_total"));
-		assert_in_range(rig_metric(&rig, "kvd_meta_starts_total"), 1, 12);
+		printf("# processes started: %u\n", (unsigned)rig_metric(&rig_, "kvd_meta_starts_total"));
+		assert_in_range(rig_metric(&rig_, "kvd_meta_starts_total"), 1, 12);
 		if (upgrades == 0) {
-			assert_false(rig_log_has(&rig, "device reports an error"));
-			rig_disk_fill(&rig);
+			assert_false(rig_log_has(&rig_, "device reports an error"));
+			rig_disk_fill(&rig_);
 			upgrade();
 		}
 	}
-	assert_false(rig_log_has(&rig, "has not ended in time"));
-	rig_disk_free(&rig);
-	user_attach(&user, &rig, "full");
+	assert_false(rig_log_has(&rig_, "has not ended in time"));
+	rig_disk_free(&rig_);
+	user_attach(&user, &rig_, "full");
 	user_keys(&user, 9001, 4, keys);
 	since = rig_now_ms();
 	while (user_put(&user, keys, 0, 4, 1, NULL) != KVC_OK) {
@@ -173,6 +165,5 @@ KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
 	}
 	user_leave(&user);
 	other_end(&other, 1);
-	rig_unmount(&rig);
-	rig_fini(&rig);
+	rig_unmount(&rig_);
 }

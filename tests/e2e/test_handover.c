@@ -10,8 +10,6 @@
 #define HALF   16u
 #define SOON   20000u /* ms: who runs into it has waited for nothing */
 
-static rig_t rig_;
-static user_t user_;
 static kvc_key_t keys_[BLOCKS];
 
 static void setup_with(const char *size, const char *most)

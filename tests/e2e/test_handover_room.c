@@ -4,7 +4,6 @@
 #define LEN  40u
 #define LATE 8000u /* ms: how long it takes where there is room does not come near */
 
-static rig_t rig_;
 static pair_t pair_;
 
 static void begin(pair_t *pair, const rig_t *rig)
@@ -45,12 +44,7 @@ static void flood(user_t *user, uint64_t seed)
 	}
 }
 
-KV_FIXTURE(clean_up)
-{
-	rig_clean_up(&rig_);
-}
-
-KV_TEST(p5_p7_hand_overs_go_on_on_a_full_disk, NULL, clean_up)
+KV_TEST(p5_p7_hand_overs_go_on_on_a_full_disk, NULL, rig_tear_down)
 {
 	uint64_t errors;
 	other_t other;
@@ -124,7 +118,7 @@ static void empty_pool(crowd_t *crowd)
 }
 
 /* One was complete before, one is half way, one begins. */
-KV_TEST(p5_p7_hand_overs_in_a_full_pool_stay_or_end_with_a_reason, NULL, clean_up)
+KV_TEST(p5_p7_hand_overs_in_a_full_pool_stay_or_end_with_a_reason, NULL, rig_tear_down)
 {
 	pair_t complete = {.talk = 100}, half = {.talk = 200};
 	static crowd_t crowd;

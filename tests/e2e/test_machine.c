@@ -53,27 +53,24 @@ static void without_leak_check(void)
 	setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
 }
 
-KV_TEST(p6_without_io_uring_the_daemon_serves_and_says_so)
+RIG_TEST(p6_without_io_uring_the_daemon_serves_and_says_so, rig_init(&rig_, 1))
 {
 	static const char *const refuse[] = {"strace", "-Dqqfo/dev/null", "-etrace=io_uring_setup",
 					     "-einject=io_uring_setup:error=ENOSYS"};
-	rig_t rig;
 
-	rig_init(&rig, 1);
 	if (strace_works()) {
 		/* -D: what was started is the daemon, strace its grandchild. */
 		for (size_t i = 0; i < KV_COUNT_OF(refuse); i++) {
-			rig.wrap[i] = refuse[i];
+			rig_.wrap[i] = refuse[i];
 		}
-		rig.before = without_leak_check;
+		rig_.before = without_leak_check;
 	} else {
 		printf("# no strace: nvme.io_engine=threads instead\n");
-		rig_option(&rig, "--nvme.io_engine=threads");
+		rig_option(&rig_, "--nvme.io_engine=threads");
 	}
-	serves_from_disk(&rig, 6);
-	assert_true(rig_metric_is(&rig, "kvd_disk_fallback", 1));
-	assert_true(rig_kvctl_has(&rig, "status --json", "io_uring is not available"));
-	rig_end(&rig);
+	serves_from_disk(&rig_, 6);
+	assert_true(rig_metric_is(&rig_, "kvd_disk_fallback", 1));
+	assert_true(rig_kvctl_has(&rig_, "status --json", "io_uring is not available"));
 }
 
 static void nobody_with_little_memlock(void)
@@ -91,25 +88,21 @@ static void nobody_with_little_memlock(void)
 	}
 }
 
-KV_TEST(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so)
+RIG_TEST(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so, rig_init(&rig_, 1))
 {
-	rig_t rig;
-
-	rig_init(&rig, 1);
-	rig_option(&rig, "--cpu.size=64MiB");
-	rig_option(&rig, "--cpu.slab_size=16MiB");
-	rig_option(&rig, "--cpu.huge_pages=off"); /* memory on huge pages is not registered */
-	assert_int_equal(chmod(rig.dir, 0777), 0);
-	rig.before = nobody_with_little_memlock;
-	if (rig_try(&rig) == 127) {
+	rig_option(&rig_, "--cpu.size=64MiB");
+	rig_option(&rig_, "--cpu.slab_size=16MiB");
+	rig_option(&rig_, "--cpu.huge_pages=off"); /* memory on huge pages is not registered */
+	assert_int_equal(chmod(rig_.dir, 0777), 0);
+	rig_.before = nobody_with_little_memlock;
+	if (rig_try(&rig_) == 127) {
 		printf("# SKIP: nobody may not run %s\n", E2E_KVD);
-		rig_fini(&rig);
+		rig_fini(&rig_);
 		skip();
 	}
-	rig_stop(&rig);
-	serves_from_disk(&rig, 40); /* 25 MiB */
-	assert_true(rig_log_has(&rig, "RLIMIT_MEMLOCK") || rig_metric(&rig, "kvd_disk_fallback") == 1);
-	rig_end(&rig);
+	rig_stop(&rig_);
+	serves_from_disk(&rig_, 40); /* 25 MiB */
+	assert_true(rig_log_has(&rig_, "RLIMIT_MEMLOCK") || rig_metric(&rig_, "kvd_disk_fallback") == 1);
 }
 
 /* SCHED_RR where it is permitted, else a warning and service; and a session, so a scheduling group, of its own in
@@ -319,28 +312,24 @@ static int attach_elsewhere(const rig_t *rig, const char *offset)
 	return pid > 0 && waitpid(pid, &wstatus, 0) == pid ? child_exit_of(wstatus) : 77;
 }
 
-KV_TEST(p10_an_engine_in_another_time_namespace_is_told_so)
+RIG_TEST(p10_an_engine_in_another_time_namespace_is_told_so, rig_begin(&rig_, 0))
 {
 	static const char *const offsets[] = {"1000", "-100"}; /* ahead of the daemon's, behind it */
-	rig_t rig;
 
-	rig_init(&rig, 0);
-	rig_start(&rig);
 	for (size_t i = 0; i < KV_COUNT_OF(offsets); i++) {
 		int wstatus;
 		pid_t pid = fork();
 
 		if (pid == 0) {
-			_exit(attach_elsewhere(&rig, offsets[i]));
+			_exit(attach_elsewhere(&rig_, offsets[i]));
 		}
 		assert_int_equal(waitpid(pid, &wstatus, 0), pid);
 		if (child_exit_of(wstatus) == 77) {
-			rig_fini(&rig);
+			rig_fini(&rig_);
 			kv_test_skip("no time namespace can be made here");
 		}
 		assert_int_equal(child_exit_of(wstatus), 0);
 	}
-	rig_end(&rig);
 }
 
 static unsigned long free_huge_pages(void)

@@ -14,8 +14,6 @@
 #define LEN   4u
 #define FIRST 16u /* conversations that are there before the fault */
 
-static rig_t rig;
-static user_t user;
 static uint8_t acknowledged[TALKS];
 static uint32_t kept; /* conversations acknowledged */
 
@@ -25,8 +23,8 @@ static int put_talk(uint32_t talk)
 	kvc_key_t keys[LEN];
 	kvc_status_t status;
 
-	user_keys(&user, talk, LEN, keys);
-	status = user_put(&user, keys, 0, LEN, 1, NULL);
+	user_keys(&user_, talk, LEN, keys);
+	status = user_put(&user_, keys, 0, LEN, 1, NULL);
 	if (status == KVC_OK) {
 		kept += !acknowledged[talk];
 		acknowledged[talk] = 1;
@@ -44,8 +42,8 @@ static int put_talk(uint32_t talk)
 
 static void start(void)
 {
-	rig_start(&rig);
-	user_attach(&user, &rig, "meta");
+	rig_start(&rig_);
+	user_attach(&user_, &rig_, "meta");
 }
 
 /* Some conversations are on disk and nowhere else. */
@@ -57,8 +55,8 @@ static void begin(void)
 	for (uint32_t t = 0; t < FIRST; t++) {
 		assert_true(put_talk(t));
 	}
-	user_leave(&user);
-	rig_stop(&rig);
+	user_leave(&user_);
+	rig_stop(&rig_);
 	start();
 }
 
@@ -71,11 +69,11 @@ static void read_acknowledged(void)
 		if (!acknowledged[t]) {
 			continue;
 		}
-		user_keys(&user, t, LEN, keys);
-		assert_true(user_match_is(&user, keys, LEN, LEN));
-		user_expect(&user, keys, LEN);
+		user_keys(&user_, t, LEN, keys);
+		assert_true(user_match_is(&user_, keys, LEN, LEN));
+		user_expect(&user_, keys, LEN);
 	}
-	assert_int_equal(user.wrong, 0);
+	assert_int_equal(user_.wrong, 0);
 }
 
 /* The fault has ended: durability comes back without a restart. */
@@ -87,17 +85,17 @@ static void durable_again(uint32_t talk)
 /* kill -9 of everything, a new start, and all that was acknowledged is there. */
 static void kill_and_read(void)
 {
-	user_leave(&user);
-	rig_crash(&rig);
+	user_leave(&user_);
+	rig_crash(&rig_);
 	start();
 	read_acknowledged();
 }
 
 static void end_rig(void)
 {
-	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_stop(&rig);
+	user_leave(&user_);
+	rig_check_quiet(&rig_);
+	rig_stop(&rig_);
 }
 
 /* ---- the metadata process -------------------------------------------------------------------- */
@@ -106,22 +104,16 @@ static pid_t await_meta(void)
 {
 	pid_t pid;
 
-	KV_AWAIT((pid = rig_meta(&rig)) != 0);
+	KV_AWAIT((pid = rig_meta(&rig_)) != 0);
 
 	return pid;
 }
 
-KV_FIXTURE(clean_up)
-{
-	rig_clean_up(&rig);
-}
-
-KV_TEST(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, NULL, clean_up)
+RIG_TEST(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, rig_init(&rig_, 1))
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint32_t refused = 0;
 
-	rig_init(&rig, 1);
 	begin();
 	for (uint32_t t = FIRST; t < TALKS - 2; t++) {
 		const useconds_t pause_us = (useconds_t)kv_test_below(&rng, 20000);
@@ -132,7 +124,7 @@ KV_TEST(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, NULL, clean_u
 			pid_t meta;
 
 			usleep(pause_us);
-			meta = rig_meta(&rig);
+			meta = rig_meta(&rig_);
 			_exit(meta > 0 ? kill(meta, SIGKILL) : 0);
 		}
 		refused += !put_talk(t);
@@ -142,8 +134,8 @@ KV_TEST(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, NULL, clean_u
 		}
 	}
 	printf("# processes started %u, acknowledgements refused %u of %u\n",
-	       (unsigned)rig_metric(&rig, "kvd_meta_starts_total"), refused, TALKS - 2 - FIRST);
-	assert_true(rig_metric(&rig, "kvd_meta_starts_total") > 5);
+	       (unsigned)rig_metric(&rig_, "kvd_meta_starts_total"), refused, TALKS - 2 - FIRST);
+	assert_true(rig_metric(&rig_, "kvd_meta_starts_total") > 5);
 	durable_again(TALKS - 2);
 
 	/* One that nobody asks anything is missed too, also by a daemon that has never asked it. */
@@ -151,35 +143,30 @@ KV_TEST(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, NULL, clean_u
 		const pid_t was = await_meta();
 
 		kill(was, SIGKILL);
-		KV_AWAIT(rig_meta(&rig) != was && rig_meta(&rig) != 0);
+		KV_AWAIT(rig_meta(&rig_) != was && rig_meta(&rig_) != 0);
 		if (round == 0) {
 			kill_and_read();
 		}
 	}
 	durable_again(TALKS - 1);
 	kill_and_read();
-	end_rig();
-	rig_fini(&rig);
 }
 
-KV_TEST(p2_p6_a_metadata_process_that_hangs_is_replaced, NULL, clean_up)
+RIG_TEST(p2_p6_a_metadata_process_that_hangs_is_replaced, rig_init(&rig_, 1))
 {
-	rig_init(&rig, 1);
 	begin();
 	kill(await_meta(), SIGSTOP);
 	(void)put_talk(FIRST);
 	read_acknowledged();
-	assert_true(rig_metric_reaches(&rig, "kvd_meta_starts_total", 2));
+	assert_true(rig_metric_reaches(&rig_, "kvd_meta_starts_total", 2));
 	durable_again(FIRST + 1);
-	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
+	assert_true(rig_metric_is(&rig_, "kvd_disk_state", 0));
 
 	/* A stopped one does not outlive its daemon, nor keep the next one from the database. */
 	kill(await_meta(), SIGSTOP);
 	kill_and_read();
 	durable_again(FIRST + 2);
-	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
-	end_rig();
-	rig_fini(&rig);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 }
 
 /* ---- its files ------------------------------------------------------------------------------- */
@@ -190,7 +177,7 @@ static void in_each_file(void (*fn)(const char *path, kv_test_rng_t *rng), kv_te
 	const struct dirent *entry;
 	DIR *dir;
 
-	snprintf(meta, sizeof meta, "%s/meta", rig.disk);
+	snprintf(meta, sizeof meta, "%s/meta", rig_.disk);
 	dir = opendir(meta);
 	assert_non_null(dir);
 	while ((entry = readdir(dir)) != NULL) {
@@ -230,17 +217,16 @@ static void be_a_file(const char *path, kv_test_rng_t *rng)
 	close(fd);
 }
 
-KV_TEST(p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers, NULL, clean_up)
+RIG_TEST(p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers, rig_init(&rig_, 1))
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	char meta[96];
 
-	rig_init(&rig, 1);
 	begin();
-	snprintf(meta, sizeof meta, "%s/meta", rig.disk);
+	snprintf(meta, sizeof meta, "%s/meta", rig_.disk);
 	for (uint32_t round = 0; round < 6; round++) {
-		user_leave(&user);
-		assert_int_equal(rig_kill(&rig, round % 2 ? SIGKILL : SIGTERM), round % 2 ? 128 + SIGKILL : 0);
+		user_leave(&user_);
+		assert_int_equal(rig_kill(&rig_, round % 2 ? SIGKILL : SIGTERM), round % 2 ? 128 + SIGKILL : 0);
 		in_each_file(round < 4 ? scribble : drop, &rng);
 		if (round == 4) {
 			be_a_file(meta, &rng);
@@ -248,45 +234,42 @@ KV_TEST(p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers, NULL, clean
 		start();
 		read_acknowledged();
 		durable_again(FIRST + round);
-		assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), kept * LEN - LEN);
+		assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), kept * LEN - LEN);
 	}
 	kill_and_read(); /* and the rebuilt one is believed */
-	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 
 	/* Gone under the daemon: durability goes on, and the next start asks the headers. */
 	in_each_file(scribble, &rng);
 	kill(await_meta(), SIGKILL);
 	durable_again(FIRST + 10);
 	kill_and_read();
-	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), kept * LEN);
-	end_rig();
-	rig_fini(&rig);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), kept * LEN);
 }
 
 /* The tier may come late, which moves the space to another epoch: its keys are others. */
 static void attached_again(void)
 {
-	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
-	user_leave(&user);
-	user_attach(&user, &rig, "meta");
+	assert_true(rig_metric_is(&rig_, "kvd_disk_state", 0));
+	user_leave(&user_);
+	user_attach(&user_, &rig_, "meta");
 }
 
 /* Each read of a start in turn, and some in a row, fails for once: the database is opened again, and not thrown
  * away. */
-KV_TEST(p2_errors_of_the_device_at_a_start_cost_no_rebuild, NULL, clean_up)
+RIG_TEST(p2_errors_of_the_device_at_a_start_cost_no_rebuild, rig_init(&rig_, 1))
 {
 	fault_disk_t disk;
 	uint32_t starts = 0;
 
-	rig_init(&rig, 1);
-	fault_disk_open(&disk, &rig);
+	fault_disk_open(&disk, &rig_);
 	begin();
 	for (uint32_t count = 1; count <= 3; count += 2) {
 		for (uint32_t skip = 0;; skip += count, starts++) {
 			const uint64_t injected = atomic_load(&disk.control->injected);
 
-			user_leave(&user);
-			rig_crash(&rig);
+			user_leave(&user_);
+			rig_crash(&rig_);
 			fault_disk_arm(&disk, FAULT_READ, FAULT_ROWS, EIO, skip, count);
 			start();
 			fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
@@ -294,7 +277,7 @@ KV_TEST(p2_errors_of_the_device_at_a_start_cost_no_rebuild, NULL, clean_up)
 				break;
 			}
 			attached_again();
-			assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+			assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 			read_acknowledged();
 		}
 	}
@@ -303,78 +286,73 @@ KV_TEST(p2_errors_of_the_device_at_a_start_cost_no_rebuild, NULL, clean_up)
 	durable_again(FIRST);
 	end_rig();
 	fault_disk_close(&disk);
-	rig_fini(&rig);
 }
 
 /* The database does not open for a second, in however many tries: while the daemon runs, and at its start, which then
  * goes on without the tier. It is sound, and is not thrown away. */
-KV_TEST(p2_errors_while_the_database_opens_cost_no_rebuild, NULL, clean_up)
+RIG_TEST(p2_errors_while_the_database_opens_cost_no_rebuild, rig_init(&rig_, 1))
 {
 	fault_disk_t disk;
 	uint64_t starts;
 
-	rig_init(&rig, 1);
-	fault_disk_open(&disk, &rig);
+	fault_disk_open(&disk, &rig_);
 	begin();
-	starts = rig_metric(&rig, "kvd_meta_starts_total");
+	starts = rig_metric(&rig_, "kvd_meta_starts_total");
 	fault_disk_arm(&disk, FAULT_OPEN, FAULT_ROWS, EIO, 0, UINT32_MAX);
 	kill(await_meta(), SIGKILL);
 	for (const uint64_t until = rig_now_ms() + 1000; rig_now_ms() < until; usleep(1000)) {
 		(void)put_talk(FIRST);
 	}
-	starts = rig_metric(&rig, "kvd_meta_starts_total") - starts;
+	starts = rig_metric(&rig_, "kvd_meta_starts_total") - starts;
 	printf("# processes started in a second %u\n", (unsigned)starts);
 	assert_in_range(starts, 2, 12);
 	fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
 	durable_again(FIRST + 1);
 	kill_and_read();
-	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 
 	for (uint32_t count = 6; count > 0; count = count == 6 ? UINT32_MAX : 0) {
-		user_leave(&user);
-		rig_crash(&rig);
+		user_leave(&user_);
+		rig_crash(&rig_);
 		fault_disk_arm(&disk, FAULT_OPEN, FAULT_ROWS, EIO, 0, count);
 		start();
-		assert_true(rig_metric_is(&rig, "kvd_disk_state", count == 6 ? 0 : 4));
+		assert_true(rig_metric_is(&rig_, "kvd_disk_state", count == 6 ? 0 : 4));
 		fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
 		attached_again();
 		read_acknowledged();
-		assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+		assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 	}
 	end_rig();
 	fault_disk_close(&disk);
-	rig_fini(&rig);
 }
 
 /* For ten minutes, no longer: then the headers say what there is. */
-KV_TEST(p2_a_database_that_never_opens_is_given_up, NULL, clean_up)
+RIG_TEST(p2_a_database_that_never_opens_is_given_up, rig_init(&rig_, 1))
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	fault_disk_t disk;
 
-	rig_init(&rig, 1);
-	fault_disk_open(&disk, &rig);
+	fault_disk_open(&disk, &rig_);
 	begin();
-	user_leave(&user);
-	rig_crash(&rig);
-	assert_int_equal(truncate(rig.log, 0), 0);
+	user_leave(&user_);
+	rig_crash(&rig_);
+	assert_int_equal(truncate(rig_.log, 0), 0);
 	fault_disk_arm(&disk, FAULT_OPEN, FAULT_ROWS, EIO, 0, UINT32_MAX);
 	start();
-	while (!rig_log_has(&rig, "still off")) { /* the thread has met it: its time begins */
+	while (!rig_log_has(&rig_, "still off")) { /* the thread has met it: its time begins */
 		assert_true(rig_now_ms() < until);
 		usleep(10000);
 	}
-	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 4);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_state"), 4);
 	atomic_store(&disk.control->ahead_s, 700);
-	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
-	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), kept * LEN);
+	assert_true(rig_metric_is(&rig_, "kvd_disk_state", 0));
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), kept * LEN);
 	fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
 	atomic_store(&disk.control->ahead_s, 0);
 	kill_and_read();
 	durable_again(FIRST);
 	end_rig();
 	fault_disk_close(&disk);
-	rig_fini(&rig);
 }
 
 /* Take the library's lock before the next process does; hold it until killed. */
@@ -390,27 +368,24 @@ static void hold_lock(void *arg, int ready)
 	pause();
 }
 
-KV_TEST(p2_p6_a_foreign_lock_costs_durability_while_it_lasts, NULL, clean_up)
+RIG_TEST(p2_p6_a_foreign_lock_costs_durability_while_it_lasts, rig_init(&rig_, 1))
 {
 	char path[96];
 	pid_t holder;
 
-	rig_init(&rig, 1);
 	begin();
-	snprintf(path, sizeof path, "%s/meta/LOCK", rig.disk);
+	snprintf(path, sizeof path, "%s/meta/LOCK", rig_.disk);
 	holder = child_start(hold_lock, path);
 	usleep(200000); /* it waits behind the process */
 	kill(await_meta(), SIGKILL);
 	(void)put_talk(FIRST);
-	assert_true(rig_metric_is(&rig, "kvd_disk_state", 3));
+	assert_true(rig_metric_is(&rig_, "kvd_disk_state", 3));
 	assert_false(put_talk(FIRST + 1));
 	read_acknowledged();
 	child_kill(holder);
 	durable_again(FIRST + 2);
 	kill_and_read();
-	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
-	end_rig();
-	rig_fini(&rig);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 }
 
 /* ---- its device ------------------------------------------------------------------------------ */
@@ -421,32 +396,30 @@ static void write_many_rows(uint32_t talks)
 	kvc_key_t keys[RIG_BLOCKS];
 
 	for (uint32_t t = 0; t < talks; t++) {
-		user_keys(&user, 1000 + t, RIG_BLOCKS, keys);
-		assert_int_equal(user_put(&user, keys, 0, RIG_BLOCKS, 0, NULL), KVC_OK);
+		user_keys(&user_, 1000 + t, RIG_BLOCKS, keys);
+		assert_int_equal(user_put(&user_, keys, 0, RIG_BLOCKS, 0, NULL), KVC_OK);
 		(void)put_talk(t % FIRST);
 	}
 }
 
-KV_TEST(p2_p6_a_full_file_system_does_not_end_the_daemon, NULL, clean_up)
+RIG_TEST(p2_p6_a_full_file_system_does_not_end_the_daemon, rig_init_mount(&rig_, "24m"))
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 
-	rig_init_mount(&rig, "24m");
 	begin();
-	rig_disk_fill(&rig);
-	while (rig_metric(&rig, "kvd_meta_starts_total") < 6) { /* written again and again after a failed write */
+	rig_disk_fill(&rig_);
+	while (rig_metric(&rig_, "kvd_meta_starts_total") < 6) { /* written again and again after a failed write */
 		write_many_rows(8);
 		assert_true(rig_now_ms() < until);
 	}
-	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 1);
-	rig_disk_free(&rig);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_state"), 1);
+	rig_disk_free(&rig_);
 	memset(acknowledged, 0, sizeof acknowledged);
 	durable_again(TALKS - 1);
-	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
+	assert_true(rig_metric_is(&rig_, "kvd_disk_state", 0));
 	kill_and_read();
 	end_rig();
-	assert_int_equal(umount2(rig.disk, MNT_DETACH), 0);
-	rig_fini(&rig);
+	assert_int_equal(umount2(rig_.disk, MNT_DETACH), 0);
 }
 
 static int is_traced(pid_t pid)
@@ -458,12 +431,11 @@ static int is_traced(pid_t pid)
 	return system(command) == 0;
 }
 
-KV_TEST(p2_p6_a_passing_device_error_does_not_end_durability, NULL, clean_up)
+RIG_TEST(p2_p6_a_passing_device_error_does_not_end_durability, rig_init(&rig_, 1))
 {
 	static const char *const faults[] = {"fdatasync:error=EIO", "write:error=EIO", "write:error=ENOSPC",
 					     "pwrite64,fsync,rename:error=EIO"};
 
-	rig_init(&rig, 1);
 	begin();
 	for (uint32_t i = 0; i < KV_COUNT_OF(faults); i++) {
 		const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
@@ -483,7 +455,7 @@ KV_TEST(p2_p6_a_passing_device_error_does_not_end_durability, NULL, clean_up)
 		while (!is_traced(meta)) {
 			if (waitpid(tracer, &wstatus, WNOHANG) == tracer) {
 				end_rig();
-				rig_fini(&rig);
+				rig_fini(&rig_);
 				kv_test_skip("strace cannot be run or may not trace: exit code %d",
 					     WEXITSTATUS(wstatus));
 			}
@@ -496,11 +468,9 @@ KV_TEST(p2_p6_a_passing_device_error_does_not_end_durability, NULL, clean_up)
 		waitpid(tracer, NULL, 0);
 		read_acknowledged();
 	}
-	assert_true(rig_metric(&rig, "kvd_meta_starts_total") > 3);
+	assert_true(rig_metric(&rig_, "kvd_meta_starts_total") > 3);
 	kill_and_read();
-	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
-	end_rig();
-	rig_fini(&rig);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 }
 
 /* ---- another program in its place ------------------------------------------------------------ */
@@ -510,7 +480,7 @@ static void copy_programs(char folder[96])
 {
 	char command[640];
 
-	snprintf(folder, 96, "%s/bin", rig.dir);
+	snprintf(folder, 96, "%s/bin", rig_.dir);
 	snprintf(command, sizeof command, "mkdir %s && cp %s %s %s", folder, kv_test_program(E2E_KVD),
 		 kv_test_program(E2E_KVCTL), folder);
 	assert_int_equal(system(command), 0);
@@ -535,7 +505,7 @@ static void install_fake(const char *folder, const char *script)
 	assert_int_equal(fclose(file), 0);
 }
 
-KV_TEST(p10_nonsense_from_the_metadata_process_faults_the_tier_only, NULL, clean_up)
+KV_TEST(p10_nonsense_from_the_metadata_process_faults_the_tier_only, NULL, rig_tear_down)
 {
 	static const char *const scripts[] = {"exit 0",
 					      "kill -ABRT $$",
@@ -547,22 +517,22 @@ KV_TEST(p10_nonsense_from_the_metadata_process_faults_the_tier_only, NULL, clean
 	char folder[96];
 
 	bin = bin ? strdup(bin) : NULL;
-	rig_init(&rig, 1);
+	rig_init(&rig_, 1);
 	begin();
 	copy_programs(folder);
 	for (uint32_t i = 0; i < KV_COUNT_OF(scripts); i++) {
-		user_leave(&user);
-		rig_stop(&rig);
+		user_leave(&user_);
+		rig_stop(&rig_);
 		install_fake(folder, scripts[i]);
 		start();
-		assert_true(rig_metric_is(&rig, "kvd_disk_state", 4));
+		assert_true(rig_metric_is(&rig_, "kvd_disk_state", 4));
 		assert_false(put_talk(FIRST + i));
 	}
-	user_leave(&user);
-	rig_stop(&rig);
+	user_leave(&user_);
+	rig_stop(&rig_);
 	install_fake(folder, NULL);
-	assert_int_equal(rig_try(&rig), kv_status_exit_code(KV_ERR_PATH));
-	assert_true(rig_log_has(&rig, "kvd-meta is not beside"));
+	assert_int_equal(rig_try(&rig_), kv_status_exit_code(KV_ERR_PATH));
+	assert_true(rig_log_has(&rig_, "kvd-meta is not beside"));
 	if (bin) {
 		setenv("KV_TEST_BIN", bin, 1);
 		free((void *)(uintptr_t)bin);
@@ -571,9 +541,9 @@ KV_TEST(p10_nonsense_from_the_metadata_process_faults_the_tier_only, NULL, clean
 	}
 	start();
 	read_acknowledged();
-	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+	assert_int_equal(rig_metric(&rig_, "kvd_disk_rebuilt_total"), 0);
 	durable_again(FIRST);
 	kill_and_read();
 	end_rig();
-	rig_fini(&rig);
+	rig_fini(&rig_);
 }

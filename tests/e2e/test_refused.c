@@ -77,27 +77,21 @@ KV_TEST(p10_a_refused_system_call_is_named)
 }
 
 /* The metadata process is watched by it: the disk tier comes when it can. */
-KV_TEST(p6_without_pidfd_open_the_disk_tier_is_off_and_says_so)
+RIG_TEST(p6_without_pidfd_open_the_disk_tier_is_off_and_says_so, rig_init(&rig_, 1))
 {
-	rig_t rig;
-
-	rig_init(&rig, 1);
-	start_without(&rig, SYS_pidfd_open, EPERM, -1);
-	says(&rig, "the system refuses pidfd_open", "seccomp filter");
-	rig_fini(&rig);
+	start_without(&rig_, SYS_pidfd_open, EPERM, -1);
+	says(&rig_, "the system refuses pidfd_open", "seccomp filter");
 }
 
 /* Slot files are made without it, and what they hold survives. */
-KV_TEST(p2_without_fallocate_the_disk_tier_serves_and_says_so)
+RIG_TEST(p2_without_fallocate_the_disk_tier_serves_and_says_so, rig_init(&rig_, 1))
 {
 	kvc_key_t keys[8];
 	user_t user;
-	rig_t rig;
 
-	rig_init(&rig, 1);
 	for (int start = 0; start < 2; start++) {
-		start_without(&rig, SYS_fallocate, EPERM, -1);
-		user_attach(&user, &rig, "sparse");
+		start_without(&rig_, SYS_fallocate, EPERM, -1);
+		user_attach(&user, &rig_, "sparse");
 		user_keys(&user, 1, 8, keys);
 		if (start == 0) {
 			assert_int_equal(user_put(&user, keys, 0, 8, 1, NULL), KVC_OK);
@@ -105,10 +99,9 @@ KV_TEST(p2_without_fallocate_the_disk_tier_serves_and_says_so)
 		assert_true(user_match_is(&user, keys, 8, 8));
 		user_expect(&user, keys, 8);
 		user_leave(&user);
-		rig_stop(&rig);
+		rig_stop(&rig_);
 	}
-	assert_true(rig_log_has(&rig, "fallocate is refused"));
-	rig_fini(&rig);
+	assert_true(rig_log_has(&rig_, "fallocate is refused"));
 }
 
 static void serve_without(uint32_t call, int disk)
@@ -235,15 +228,11 @@ KV_TEST(p10_without_any_randomness_kvctl_makes_no_key)
 	kv_test_dir_remove(dir);
 }
 
-KV_TEST(p10_a_lock_that_is_refused_is_no_other_daemon)
+RIG_TEST(p10_a_lock_that_is_refused_is_no_other_daemon, rig_init(&rig_, 0))
 {
-	rig_t rig;
-
-	rig_init(&rig, 0);
-	start_without(&rig, SYS_flock, EPERM, kv_status_exit_code(KV_ERR_PATH));
-	says(&rig, "flock: Operation not permitted", "seccomp filter");
-	assert_false(rig_log_has(&rig, "another kvd"));
-	rig_fini(&rig);
+	start_without(&rig_, SYS_flock, EPERM, kv_status_exit_code(KV_ERR_PATH));
+	says(&rig_, "flock: Operation not permitted", "seccomp filter");
+	assert_false(rig_log_has(&rig_, "another kvd"));
 }
 
 static void nobody_with_one_thread(void)

@@ -10,15 +10,14 @@
 /* As large a block as the usual one, of another geometry: its slots are of another class. */
 #define OTHER_LAYOUT "kvk1 heads=4 layers=2 tokens=16 k=32 v=32 dtype=bf16 inner=split page=0"
 
-static rig_t rig;
 static char rival_sock[96];
 
 static void stage(int disk)
 {
-	rig_init(&rig, disk);
-	rig_option(&rig, "--nvme.size=32MiB");
-	rig_option(&rig, "--namespaces=default,rival");
-	snprintf(rival_sock, sizeof rival_sock, "%.79s/rival.sock", rig.run_dir);
+	rig_init(&rig_, disk);
+	rig_option(&rig_, "--nvme.size=32MiB");
+	rig_option(&rig_, "--namespaces=default,rival");
+	snprintf(rival_sock, sizeof rival_sock, "%.79s/rival.sock", rig_.run_dir);
 }
 
 static void attach(user_t *user, const char *sock, const char *layout)
@@ -40,7 +39,7 @@ static void put_many(user_t *user, uint32_t count)
 		user_keys(user, c, LEN, keys);
 		(void)user_put(user, keys, 0, LEN, 0, NULL);
 		if (c % 8 == 7) {
-			rig_written(&rig); /* memory is small: what is evicted before it is on disk is lost */
+			rig_written(&rig_); /* memory is small: what is evicted before it is on disk is lost */
 		}
 	}
 }
@@ -92,94 +91,88 @@ static void read_all(user_t *user, uint32_t first, uint32_t count)
 
 static void restart(int signal)
 {
-	(void)rig_kill(&rig, signal);
-	rig_start(&rig);
+	(void)rig_kill(&rig_, signal);
+	rig_start(&rig_);
 }
 
 /* ---- the disk -------------------------------------------------------------------------------- */
 
 /* A disk full of a model that nobody has opened since the start is no wall for the next model, and what that one was
  * told is durable is. */
-KV_TEST(p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one)
+RIG_TEST(p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one, stage(1))
 {
 	user_t old, new;
 
-	stage(1);
-	rig_start(&rig);
-	attach(&old, rig.sock, RIG_LAYOUT);
+	rig_start(&rig_);
+	attach(&old, rig_.sock, RIG_LAYOUT);
 	put_many(&old, MANY);
-	rig_written(&rig);
-	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=disk}") > 0); /* full */
+	rig_written(&rig_);
+	assert_true(rig_metric(&rig_, "kvd_evicted_total{tier=disk}") > 0); /* full */
 	user_leave(&old);
 	restart(SIGTERM);
 
-	attach(&new, rig.sock, OTHER_LAYOUT);
+	attach(&new, rig_.sock, OTHER_LAYOUT);
 	for (uint32_t c = 0; c < 20; c++) {
 		put_whole(&new, c, 1);
 	}
-	assert_true(rig_metric(&rig, "kvd_files_retired_total") > 0);
+	assert_true(rig_metric(&rig_, "kvd_files_retired_total") > 0);
 	user_leave(&new);
 	restart(SIGKILL);
-	attach(&new, rig.sock, OTHER_LAYOUT);
+	attach(&new, rig_.sock, OTHER_LAYOUT);
 	assert_int_equal(matched(&new, 0, 20), 20 * LEN);
 	read_all(&new, 0, 20);
-	attach(&old, rig.sock, RIG_LAYOUT);
+	attach(&old, rig_.sock, RIG_LAYOUT);
 	assert_true(matched(&old, 0, MANY) > 8 * LEN); /* it gave what was asked for, not all it had */
 	user_leave(&old);
 	user_leave(&new);
-	rig_end(&rig);
 }
 
 /* A namespace that fills the disk and goes on writing leaves another one its share. */
-KV_TEST(p5_a_namespace_that_fills_the_disk_gives_another_its_share)
+RIG_TEST(p5_a_namespace_that_fills_the_disk_gives_another_its_share, stage(1))
 {
-	user_t user, rival;
+	user_t rival;
 	kvc_key_t keys[LEN];
 
-	stage(1);
-	rig_start(&rig);
+	rig_start(&rig_);
 	attach(&rival, rival_sock, RIG_LAYOUT);
 	put_many(&rival, MANY);
-	rig_written(&rig);
-	attach(&user, rig.sock, RIG_LAYOUT);
+	rig_written(&rig_);
+	attach(&user_, rig_.sock, RIG_LAYOUT);
 	for (uint32_t c = 0; c < 18; c++) { /* 576 blocks: 3 of the 6 files there is room for */
-		put_whole(&user, c, 1);
+		put_whole(&user_, c, 1);
 		user_keys(&rival, 1000 + c, LEN, keys);
 		(void)user_put(&rival, keys, 0, LEN, 0, NULL);
 	}
 	put_many(&rival, MANY);
-	assert_int_equal(matched(&user, 0, 18), 18 * LEN);
-	read_all(&user, 0, 18);
+	assert_int_equal(matched(&user_, 0, 18), 18 * LEN);
+	read_all(&user_, 0, 18);
 	user_leave(&rival);
-	user_leave(&user);
-	rig_end(&rig);
 }
 
 /* A maximum holds on the real tiers, for one block size after the other, while nobody else is there. What is newest is
  * kept. */
-KV_TEST(p5_a_maximum_holds_however_much_is_idle)
+RIG_TEST(p5_a_maximum_holds_however_much_is_idle, stage(1))
 {
 	static const char *const layouts[] = {RIG_LAYOUT, OTHER_LAYOUT};
 	user_t user;
 
-	stage(1);
-	rig_option(&rig, "--share.max_cpu=default=3MiB,rival=90%%");
-	rig_option(&rig, "--share.cpu=default=2MiB");
-	rig_option(&rig, "--share.max_disk=default=9MiB");
-	rig_option(&rig, "--share.max_index=default=450");
-	rig_start(&rig);
+	rig_option(&rig_, "--share.max_cpu=default=3MiB,rival=90%%");
+	rig_option(&rig_, "--share.cpu=default=2MiB");
+	rig_option(&rig_, "--share.max_disk=default=9MiB");
+	rig_option(&rig_, "--share.max_index=default=450");
+	rig_start(&rig_);
 	for (uint32_t i = 0; i < 4; i++) {
-		attach(&user, rig.sock, layouts[i % 2]);
+		attach(&user, rig_.sock, layouts[i % 2]);
 		for (uint32_t c = 0; c < MANY / 2; c++) {
 			put_whole(&user, 100 * i + c, 0);
 			assert_in_range(rig_share(user.kvc, "cpu", "used"), 1, 3u << 20);
 			assert_in_range(rig_share(user.kvc, "disk", "used"), 0, 9u << 20);
 			assert_in_range(rig_share(user.kvc, "index", "used"), 1, 450);
 			if (c % 16 == 15) {
-				rig_written(&rig); /* what leaves memory before it is on disk is gone */
+				rig_written(&rig_); /* what leaves memory before it is on disk is gone */
 			}
 		}
-		rig_written(&rig);
+		rig_written(&rig_);
 		assert_true(matched(&user, 100 * i, MANY / 2) >= 128);
 		assert_int_equal(rig_share(user.kvc, "cpu", "max"), 3u << 20);
 		user_leave(&user);
@@ -187,43 +180,38 @@ KV_TEST(p5_a_maximum_holds_however_much_is_idle)
 			restart(SIGKILL);
 		}
 	}
-	rig_end(&rig);
 }
 
 /* Files that were there before the maximum was lowered go by themselves, while the service goes on, and what was used
  * last is kept. */
-KV_TEST(p5_files_above_a_lowered_maximum_go_soon)
+RIG_TEST(p5_files_above_a_lowered_maximum_go_soon, stage(1))
 {
 	const uint64_t most = 9u << 20;
 	uint64_t until;
-	user_t user;
 
-	stage(1);
-	rig_start(&rig);
-	attach(&user, rig.sock, RIG_LAYOUT);
-	put_many(&user, MANY);
-	rig_written(&rig);
-	assert_true(rig_share(user.kvc, "disk", "used") > 2 * most);
-	user_leave(&user);
-	rig_option(&rig, "--share.max_disk=default=9MiB");
+	rig_start(&rig_);
+	attach(&user_, rig_.sock, RIG_LAYOUT);
+	put_many(&user_, MANY);
+	rig_written(&rig_);
+	assert_true(rig_share(user_.kvc, "disk", "used") > 2 * most);
+	user_leave(&user_);
+	rig_option(&rig_, "--share.max_disk=default=9MiB");
 	restart(SIGTERM);
-	attach(&user, rig.sock, RIG_LAYOUT);
-	assert_int_equal(rig_number(user.kvc, "kvd_namespace_max_bytes{tier=disk}"), most);
-	for (until = rig_now_ms() + RIG_WAIT_MS; rig_share(user.kvc, "disk", "used") > most;) {
+	attach(&user_, rig_.sock, RIG_LAYOUT);
+	assert_int_equal(rig_number(user_.kvc, "kvd_namespace_max_bytes{tier=disk}"), most);
+	for (until = rig_now_ms() + RIG_WAIT_MS; rig_share(user_.kvc, "disk", "used") > most;) {
 		assert_true(rig_now_ms() < until);
 		usleep(1000);
 	}
-	printf("# down to %" PRIu64 " bytes\n", rig_share(user.kvc, "disk", "used"));
-	assert_true(rig_share(user.kvc, "disk", "used") > most / 2);
-	assert_true(matched(&user, 0, MANY) > 200);
-	put_whole(&user, 1000, 1);
-	read_all(&user, 1000, 1);
-	user_leave(&user);
-	rig_check_quiet(&rig);
+	printf("# down to %" PRIu64 " bytes\n", rig_share(user_.kvc, "disk", "used"));
+	assert_true(rig_share(user_.kvc, "disk", "used") > most / 2);
+	assert_true(matched(&user_, 0, MANY) > 200);
+	put_whole(&user_, 1000, 1);
+	read_all(&user_, 1000, 1);
+	user_leave(&user_);
+	rig_check_quiet(&rig_);
 	restart(SIGKILL);
-	attach(&user, rig.sock, RIG_LAYOUT);
-	assert_in_range(rig_share(user.kvc, "disk", "used"), 1, most);
-	read_all(&user, 1000, 1);
-	user_leave(&user);
-	rig_end(&rig);
+	attach(&user_, rig_.sock, RIG_LAYOUT);
+	assert_in_range(rig_share(user_.kvc, "disk", "used"), 1, most);
+	read_all(&user_, 1000, 1);
 }

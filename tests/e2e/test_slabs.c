@@ -162,48 +162,42 @@ static void all_unmapped(const rig_t *rig, model_t *one, model_t *other)
 }
 
 /* 8 MiB of pool: some 480 small blocks or 240 large ones. */
-KV_TEST(p5_each_of_two_models_gets_the_pool_when_the_other_is_cold)
+RIG_TEST(p5_each_of_two_models_gets_the_pool_when_the_other_is_cold, rig_begin(&rig_, 0))
 {
 	model_t small, large;
 	uint32_t left;
-	rig_t rig;
 
-	rig_init(&rig, 0);
-	rig_start(&rig);
-	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
+	attach(&small, &rig_, "small", RIG_BLOCK_BYTES);
 	grow_to(&small, 440, NULL);
-	attach(&large, &rig, "large", LARGE_BYTES);
+	attach(&large, &rig_, "large", LARGE_BYTES);
 	grow_to(&large, 150, &small);
 	left = get_all(&small);
 	printf("# %u small blocks are left, %llu slabs have changed\n", left,
-	       (unsigned long long)rig_metric(&rig, "kvd_slabs_retired_total"));
+	       (unsigned long long)rig_metric(&rig_, "kvd_slabs_retired_total"));
 	assert_true(left < 440 && small.unmapped > 0 && small.unmapped < small.mapped);
-	assert_true(rig_metric(&rig, "kvd_slabs_retired_total") >= 4);
+	assert_true(rig_metric(&rig_, "kvd_slabs_retired_total") >= 4);
 	grow_to(&small, 300, &large);
 	assert_true(get_all(&large) < 150);
-	all_unmapped(&rig, &small, &large);
+	all_unmapped(&rig_, &small, &large);
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
 	assert_int_equal(small.mapped, small.unmapped);
-	rig_end(&rig);
 }
 
 /* The same beside a disk tier that has the slabs' pages registered: what is evicted comes back from there, in slots of
  * other slabs. */
-KV_TEST(p1_what_changing_slabs_evicted_comes_back_from_disk)
+RIG_TEST(p1_what_changing_slabs_evicted_comes_back_from_disk, rig_init(&rig_, 1))
 {
 	model_t small, large;
-	rig_t rig;
 
-	rig_init(&rig, 1);
-	rig_option(&rig, "--cpu.prefault=on");
-	rig_start(&rig);
-	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
+	rig_option(&rig_, "--cpu.prefault=on");
+	rig_start(&rig_);
+	attach(&small, &rig_, "small", RIG_BLOCK_BYTES);
 	grow_to(&small, 400, NULL);
-	rig_written(&rig);
-	attach(&large, &rig, "large", LARGE_BYTES);
+	rig_written(&rig_);
+	attach(&large, &rig_, "large", LARGE_BYTES);
 	grow_to(&large, 150, &small);
-	assert_true(rig_metric(&rig, "kvd_slabs_retired_total") >= 3);
+	assert_true(rig_metric(&rig_, "kvd_slabs_retired_total") >= 3);
 	for (uint32_t round = 0; round < 3; round++) {
 		(void)get_all(&large);
 		(void)kvc_poll(small.kvc, 1);
@@ -211,31 +205,26 @@ KV_TEST(p1_what_changing_slabs_evicted_comes_back_from_disk)
 	}
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	rig_end(&rig);
 }
 
 /* An engine that is idle does not look at its socket: its slabs' pages are taken away after a moment. When it wakes up
  * it goes on. */
-KV_TEST(p5_an_idle_engine_holds_nothing_up)
+RIG_TEST(p5_an_idle_engine_holds_nothing_up, rig_begin(&rig_, 0))
 {
 	model_t small, large;
-	rig_t rig;
 
-	rig_init(&rig, 0);
-	rig_start(&rig);
-	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
+	attach(&small, &rig_, "small", RIG_BLOCK_BYTES);
 	grow_to(&small, 440, NULL);
-	attach(&large, &rig, "large", LARGE_BYTES);
+	attach(&large, &rig_, "large", LARGE_BYTES);
 	grow_to(&large, 150, NULL);
-	assert_true(rig_metric(&rig, "kvd_slabs_still_mapped") >= 3);
+	assert_true(rig_metric(&rig_, "kvd_slabs_still_mapped") >= 3);
 	assert_int_equal(small.unmapped, 0);
 	(void)get_all(&small);
-	all_unmapped(&rig, &small, &large);
+	all_unmapped(&rig_, &small, &large);
 	assert_true(small.unmapped >= 3);
 	grow_to(&small, 200, &large);
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	rig_end(&rig);
 }
 
 typedef struct stopped {
@@ -257,29 +246,26 @@ static void live_and_stop(void *arg, int ready)
 }
 
 /* One that is stopped in the middle of its work, and then killed. */
-KV_TEST(p6_a_stopped_engine_and_a_killed_one_hold_nothing_up)
+RIG_TEST(p6_a_stopped_engine_and_a_killed_one_hold_nothing_up, rig_init(&rig_, 0))
 {
 	stopped_t s;
 	model_t large;
-	rig_t rig;
 	pid_t pid;
 
-	rig_init(&rig, 0);
-	rig_option(&rig, "--lease.ttl=300ms");
-	rig_start(&rig);
-	s.rig = &rig;
+	rig_option(&rig_, "--lease.ttl=300ms");
+	rig_start(&rig_);
+	s.rig = &rig_;
 	pid = child_start(live_and_stop, &s);
 	kill(pid, SIGSTOP);
-	attach(&large, &rig, "large", LARGE_BYTES);
+	attach(&large, &rig_, "large", LARGE_BYTES);
 	grow_to(&large, 120, NULL);
-	assert_true(rig_metric(&rig, "kvd_slabs_still_mapped") >= 1);
+	assert_true(rig_metric(&rig_, "kvd_slabs_still_mapped") >= 1);
 	kill(pid, SIGKILL);
 	kill(pid, SIGCONT);
 	assert_int_equal(waitpid(pid, NULL, 0), pid);
-	assert_true(rig_metric_is(&rig, "kvd_slabs_still_mapped", 0));
+	assert_true(rig_metric_is(&rig_, "kvd_slabs_still_mapped", 0));
 	grow_to(&large, 150, NULL);
 	kvc_detach(large.kvc);
-	rig_end(&rig);
 }
 
 /* Poll until the daemon has announced this number of bytes; nothing has been put. */
@@ -329,28 +315,25 @@ KV_TEST(p5_memory_is_announced_before_the_first_put)
 }
 
 /* All of it taken by the first model: the second one gets what is not used. */
-KV_TEST(p5_a_pool_taken_ahead_is_there_for_the_next_model)
+RIG_TEST(p5_a_pool_taken_ahead_is_there_for_the_next_model, rig_init(&rig_, 0))
 {
 	model_t small, large;
 	char text[8192];
-	rig_t rig;
 
-	rig_init(&rig, 0);
-	rig_option(&rig, "--cpu.prefault=on");
-	rig_option(&rig, "--cpu.ahead=all");
-	rig_start(&rig);
-	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
+	rig_option(&rig_, "--cpu.prefault=on");
+	rig_option(&rig_, "--cpu.ahead=all");
+	rig_start(&rig_);
+	attach(&small, &rig_, "small", RIG_BLOCK_BYTES);
 	announced(&small, (7u << 20) - (1u << 16));
 	assert_int_equal(put(&small, 0), KVC_OK);
-	attach(&large, &rig, "large", LARGE_BYTES);
+	attach(&large, &rig_, "large", LARGE_BYTES);
 	grow_to(&large, 100, &small);
 	assert_int_equal(get(&small, 0), DEPTH);
-	assert_int_equal(rig_kvctl(&rig, "status", text, sizeof text), 0);
+	assert_int_equal(rig_kvctl(&rig_, "status", text, sizeof text), 0);
 	assert_non_null(strstr(text, "slabs\n  block_bytes 16KiB"));
 	assert_non_null(strstr(text, "block_bytes 32KiB"));
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	rig_end(&rig);
 }
 
 #define SIZES 320u /* there are numbers for 256 at a time */
@@ -417,19 +400,17 @@ static void expect_size(shape_t *size)
 
 /* A block size that nobody has open gives its number back, and its memory and files, in both tiers; after a crash those
  * that were used last are there. */
-KV_TEST(p5_more_block_sizes_come_and_go_than_there_are_numbers)
+RIG_TEST(p5_more_block_sizes_come_and_go_than_there_are_numbers, rig_init(&rig_, 1))
 {
 	shape_t size;
 	user_t user;
-	rig_t rig;
 
-	rig_init(&rig, 1);
-	rig_option(&rig, "--cpu.size=1GiB");
-	rig_option(&rig, "--nvme.size=1GiB");
-	rig_option(&rig, "--nvme.file_size=1MiB");
+	rig_option(&rig_, "--cpu.size=1GiB");
+	rig_option(&rig_, "--nvme.size=1GiB");
+	rig_option(&rig_, "--nvme.file_size=1MiB");
 	for (uint32_t life = 0, next = 0; life < 2; life++) {
-		rig_start(&rig);
-		user_attach(&user, &rig, "first");
+		rig_start(&rig_);
+		user_attach(&user, &rig_, "first");
 		if (life > 0) {
 			open_size(&size, user.kvc, next - 1);
 			expect_size(&size);
@@ -442,10 +423,9 @@ KV_TEST(p5_more_block_sizes_come_and_go_than_there_are_numbers)
 			kvc_space_close(size.user.space);
 		}
 		user_leave(&user);
-		rig_check_quiet(&rig);
+		rig_check_quiet(&rig_);
 		if (life == 0) {
-			rig_crash(&rig);
+			rig_crash(&rig_);
 		}
 	}
-	rig_end(&rig);
 }

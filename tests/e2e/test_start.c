@@ -23,23 +23,19 @@ static void refused(rig_t *rig, kv_status_t status, const char *sentence)
 	}
 }
 
-KV_TEST(p8_a_directory_that_everybody_may_write_to_is_refused)
+RIG_TEST(p8_a_directory_that_everybody_may_write_to_is_refused, rig_init(&rig_, 1))
 {
-	rig_t rig;
-
-	rig_init(&rig, 1);
-	assert_int_equal(mkdir(rig.disk, 0700), 0);
+	assert_int_equal(mkdir(rig_.disk, 0700), 0);
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(chmod(rig.disk, i ? 01777 : 0777), 0);
-		refused(&rig, KV_ERR_PATH, "everybody may write to nvme.path");
+		assert_int_equal(chmod(rig_.disk, i ? 01777 : 0777), 0);
+		refused(&rig_, KV_ERR_PATH, "everybody may write to nvme.path");
 	}
-	assert_int_equal(rmdir(rig.disk), 0); /* nothing was made in it */
-	assert_int_equal(mkdir(rig.disk, 0700), 0);
-	rig_start(&rig); /* nor is one that kvd has made */
-	rig_stop(&rig);
-	assert_int_equal(chmod(rig.disk, 0777), 0);
-	refused(&rig, KV_ERR_PATH, "everybody may write to nvme.path");
-	rig_fini(&rig);
+	assert_int_equal(rmdir(rig_.disk), 0); /* nothing was made in it */
+	assert_int_equal(mkdir(rig_.disk, 0700), 0);
+	rig_start(&rig_); /* nor is one that kvd has made */
+	rig_stop(&rig_);
+	assert_int_equal(chmod(rig_.disk, 0777), 0);
+	refused(&rig_, KV_ERR_PATH, "everybody may write to nvme.path");
 }
 
 static void become_nobody(void)

@@ -174,24 +174,21 @@ KV_TEST(p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts)
 	bed_free(&bed);
 }
 
-KV_TEST(p7_stops_of_any_length_cost_misses_and_time_only)
+RIG_TEST(p7_stops_of_any_length_cost_misses_and_time_only, rig_init(&rig_, 1))
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	other_t other;
-	rig_t rig;
 
-	rig_init(&rig, 1);
-	rig_option(&rig, SILENCE);
-	rig_start(&rig);
-	other_start(&other, rig.sock);
+	rig_option(&rig_, SILENCE);
+	rig_start(&rig_);
+	other_start(&other, rig_.sock);
 	for (int i = 0; i < 30; i++) {
-		kill(rig.pid, SIGSTOP);
+		kill(rig_.pid, SIGSTOP);
 		usleep((useconds_t)kv_test_below(&rng, 120000));
-		kill(rig.pid, SIGCONT);
+		kill(rig_.pid, SIGCONT);
 		other_goes_on(&other, 2);
 	}
 	other_end(&other, 0); /* no error, no wrong byte */
-	rig_end(&rig);
 }
 
 /* ---- what is left after it --------------------------------------------------------------------- */
@@ -219,39 +216,34 @@ static void put_talks(user_t *user, uint64_t first, uint64_t count)
 }
 
 /* A disk tier with room for 16 talks: the older half of 12 is used, and then six come that were not there. */
-KV_TEST(p2_prefixes_used_before_a_restart_outlive_the_others)
+RIG_TEST(p2_prefixes_used_before_a_restart_outlive_the_others, rig_init(&rig_, 1))
 {
 	kvc_key_t keys[BLOCKS];
 	uint32_t unused = 0, n;
-	user_t user;
-	rig_t rig;
 
-	rig_init(&rig, 1);
-	rig_option(&rig, "--nvme.size=24MiB");
-	rig_start(&rig);
-	user_attach(&user, &rig, "recency");
-	put_talks(&user, 0, TALKS);
+	rig_option(&rig_, "--nvme.size=24MiB");
+	rig_start(&rig_);
+	user_attach(&user_, &rig_, "recency");
+	put_talks(&user_, 0, TALKS);
 	for (uint64_t talk = 0; talk < TALKS / 2; talk++) {
-		user_keys(&user, talk, BLOCKS, keys);
-		user_expect(&user, keys, BLOCKS);
+		user_keys(&user_, talk, BLOCKS, keys);
+		user_expect(&user_, keys, BLOCKS);
 	}
-	user_leave(&user);
-	rig_written(&rig);
-	rig_stop(&rig);
+	user_leave(&user_);
+	rig_written(&rig_);
+	rig_stop(&rig_);
 
-	rig_start(&rig);
-	user_attach(&user, &rig, "recency");
+	rig_start(&rig_);
+	user_attach(&user_, &rig_, "recency");
 	for (uint64_t talk = 0; talk < TALKS; talk++) {
-		assert_int_equal(match_talk(&user, talk), BLOCKS);
+		assert_int_equal(match_talk(&user_, talk), BLOCKS);
 	}
-	put_talks(&user, 100, TALKS / 2);
-	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=disk}") > BLOCKS);
+	put_talks(&user_, 100, TALKS / 2);
+	assert_true(rig_metric(&rig_, "kvd_evicted_total{tier=disk}") > BLOCKS);
 	for (uint64_t talk = 0; talk < TALKS; talk++) {
-		n = match_talk(&user, talk);
+		n = match_talk(&user_, talk);
 		assert_true(talk >= TALKS / 2 || n == BLOCKS);
 		unused += talk >= TALKS / 2 ? n : 0;
 	}
 	assert_true(unused < (TALKS / 2 - 1) * BLOCKS);
-	user_leave(&user);
-	rig_end(&rig);
 }

@@ -133,6 +133,38 @@ int user_match_is(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t want
 /* Memory of block i of a lease, to be scribbled on. */
 uint8_t *user_memory(kvc_lease_t *lease, uint32_t i);
 
+/* ---- a test of one daemon --------------------------------------------------------------------- */
+
+/* Those of the running test: the daemon, and an engine. */
+static rig_t rig_ __attribute__((unused));
+static user_t user_ __attribute__((unused));
+
+/* rig_init() and rig_start(); and an engine is attached. */
+void rig_begin(rig_t *rig, int disk);
+void rig_begin_with(rig_t *rig, int disk, user_t *user, const char *model);
+/* Detach the engine, if it is attached, and end the daemon, which must be quiet, if it runs. */
+void rig_finish(rig_t *rig, user_t *user);
+
+static int __attribute__((unused)) rig_tear_down(void **state)
+{
+	(void)state;
+	rig_clean_up(&rig_);
+	user_ = (user_t){0};
+
+	return 0;
+}
+
+/* A test behind `begin`, with rig_finish() when it has passed: RIG_TEST(p1_what_it_defends, rig_begin(&rig_, 1)). */
+#define RIG_TEST(name, begin)                                                                                          \
+	static void name##_body(void);                                                                                 \
+	KV_TEST(name, NULL, rig_tear_down)                                                                             \
+	{                                                                                                              \
+		begin;                                                                                                 \
+		name##_body();                                                                                         \
+		rig_finish(&rig_, &user_);                                                                             \
+	}                                                                                                              \
+	static void name##_body(void)
+
 /* ---- another client, working all the time --------------------------------------------------- */
 
 typedef struct other_shared {

@@ -57,6 +57,29 @@ void user_leave(user_t *user)
 	assert_int_equal(user->wrong, 0);
 }
 
+void rig_begin(rig_t *rig, int disk)
+{
+	rig_init(rig, disk);
+	rig_start(rig);
+}
+
+void rig_begin_with(rig_t *rig, int disk, user_t *user, const char *model)
+{
+	rig_begin(rig, disk);
+	user_attach(user, rig, model);
+}
+
+void rig_finish(rig_t *rig, user_t *user)
+{
+	if (user->kvc) {
+		user_leave(user);
+	}
+	if (rig->pid > 0) {
+		rig_check_quiet(rig);
+	}
+	rig_fini(rig);
+}
+
 void user_tokens(uint64_t seed, uint32_t n, uint32_t *tokens)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed() ^ (seed * UINT64_C(0x9e3779b97f4a7c15))};

@@ -13,9 +13,12 @@ void talks_stage(rig_t *rig, int disk)
 	rig_option(rig, "--gpu.devices=fake-0");
 }
 
-void talks_end(rig_t *rig)
+void talks_begin(rig_t *rig, user_t *user)
 {
-	rig_end(rig);
+	talks_stage(rig, 0);
+	rig_start(rig);
+	talks_attach(rig, user);
+	talks_put_all(user);
 }
 
 kvc_status_t talks_try(user_t *user, const char *sock, const char *device)
@@ -143,7 +146,7 @@ void talks_check_unfinished_put(rig_t *rig, void (*change)(void))
 	assert_int_equal(rig_metric(rig, "kvd_adopt_writers"), 0);
 	user_leave(&user);
 	user_leave(&other);
-	talks_end(rig);
+	rig_end(rig);
 }
 
 /* ---- engines --------------------------------------------------------------------------------- */

@@ -10,8 +10,8 @@
 
 /* A rig with keeper and GPU memory; nothing runs yet. */
 void talks_stage(rig_t *rig, int disk);
-/* Quiet, check, end. */
-void talks_end(rig_t *rig);
+/* The same, started, with an engine that has put all talks. */
+void talks_begin(rig_t *rig, user_t *user);
 /* An engine of the tests' model on this device: the status of what failed first. */
 kvc_status_t talks_try(user_t *user, const char *sock, const char *device);
 /* The daemon has its memory a moment after it serves. */
@@ -30,8 +30,6 @@ uint32_t talks_get(user_t *user, uint64_t seed);
 /* All of them. */
 void talks_put_all(user_t *user);
 void talks_expect(user_t *user, uint32_t each);
-/* Descriptors of the process whose target's name has this in it; "": all. */
-uint32_t talks_count_fds(pid_t pid, const char *of);
 /* A whole test: a put that this change of the daemon meets keeps its slots until its engine has no copy under way. */
 void talks_check_unfinished_put(rig_t *rig, void (*change)(void));
 
