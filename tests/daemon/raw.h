@@ -34,6 +34,12 @@ int raw_daemon_spawn(raw_daemon_t *daemon, const char *const *args, int *p_exit)
 int raw_daemon_kill(raw_daemon_t *daemon, int signal);
 /* SIGTERM when it still runs, which must end it with 0, and remove the directory. */
 void raw_daemon_end(raw_daemon_t *daemon);
+/* The one of the running test. */
+static raw_daemon_t daemon_ __attribute__((unused));
+/* A test of a daemon with these options (NULL: none): RAW_TEST(p1_what_it_defends, "--limits.sessions=8"). */
+#define RAW_TEST(name, ...)                                                                                            \
+	KV_TEST_BETWEEN(name, raw_daemon_start(&daemon_, ((const char *const[]){__VA_ARGS__, NULL})),                  \
+			raw_daemon_end(&daemon_))
 /* Does its log contain this? */
 int raw_log_has(const raw_daemon_t *daemon, const char *text);
 /* Connect and say hello as soon as somebody serves. */

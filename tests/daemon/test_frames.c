@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-static raw_daemon_t daemon_;
 static int watch_; /* a well-behaved session: it must never notice anything */
 
 KV_FIXTURE(setup)
@@ -341,52 +340,45 @@ KV_TEST(p10_descriptors_where_none_belong_are_closed)
 	assert_int_equal(reply.failed, 0);
 }
 
-KV_TEST(p6_without_descriptors_sessions_go_on_and_new_ones_wait)
+RAW_TEST(p6_without_descriptors_sessions_go_on_and_new_ones_wait, NULL)
 {
 	const struct rlimit few = {40, 40};
-	raw_daemon_t daemon;
 	int fds[64], first, late;
 	uint32_t n = 0;
 
-	raw_daemon_start(&daemon, NULL);
-	first = raw_open(daemon.sock);
-	assert_int_equal(prlimit(daemon.pid, RLIMIT_NOFILE, &few, NULL), 0);
+	first = raw_open(daemon_.sock);
+	assert_int_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &few, NULL), 0);
 	while (n < KV_COUNT_OF(fds) && raw_metric(first, "kvd_fd_exhausted_total") == 0) {
-		fds[n] = raw_connect(daemon.sock);
+		fds[n] = raw_connect(daemon_.sock);
 		assert_true(raw_bytes(fds[n], "K", 1));
 		n++;
 		usleep(2000);
 	}
 	assert_true(raw_metric(first, "kvd_fd_exhausted_total") > 0);
 	assert_true(n < KV_COUNT_OF(fds));
-	late = raw_connect(daemon.sock); /* in the backlog */
+	late = raw_connect(daemon_.sock); /* in the backlog */
 	for (uint32_t i = 0; i < n; i++) {
 		close(fds[i]);
 	}
 	assert_int_equal(raw_hello(late), KV_OK);
 	close(late);
 	close(first);
-	raw_daemon_end(&daemon);
 }
 
-KV_TEST(p5_sessions_over_the_limit_are_refused)
+RAW_TEST(p5_sessions_over_the_limit_are_refused, "--limits.sessions=2")
 {
-	static const char *const args[] = {"--limits.sessions=2", NULL};
-	raw_daemon_t daemon;
 	int fds[2 + 8], over; /* the daemon's own user has the operators' eight as well */
 
-	raw_daemon_start(&daemon, args);
 	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
-		fds[i] = raw_open(daemon.sock);
+		fds[i] = raw_open(daemon_.sock);
 	}
-	over = raw_connect(daemon.sock);
+	over = raw_connect(daemon_.sock);
 	assert_true(raw_closed(over, RAW_TIMEOUT_MS));
 	assert_true(raw_metric(fds[0], "kvd_sessions_refused_total") > 0);
 	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
 		close(fds[i]);
 	}
 	close(over);
-	raw_daemon_end(&daemon);
 }
 
 KV_TEST_MAIN(setup, teardown)

@@ -144,7 +144,7 @@ KV_TEST(p2_blocks_of_every_group_are_served_after_kill_9)
 	raw_daemon_end(&daemon);
 }
 
-KV_TEST(p10_groups_that_cannot_be_served_are_refused_with_a_sentence)
+RAW_TEST(p10_groups_that_cannot_be_served_are_refused_with_a_sentence, NULL)
 {
 	static const struct {
 		const char *hash_tokens, *groups;
@@ -158,13 +158,11 @@ KV_TEST(p10_groups_that_cannot_be_served_are_refused_with_a_sentence)
 		{"4", "1:window:16:63", KV_OK},
 		{"16", "0:full:16,1:full:16,2:state:16", KV_OK},
 	};
-	raw_daemon_t daemon;
 	raw_member_t member;
 	kv_key_t keys[BLOCKS];
 	kv_msg_acquire_reply_t lease;
 
-	raw_daemon_start(&daemon, NULL);
-	raw_join(&member, daemon.sock, "engine");
+	raw_join(&member, daemon_.sock, "engine");
 	for (size_t i = 0; i < KV_COUNT_OF(asked); i++) {
 		assert_int_equal(raw_space_groups(&member, "m", asked[i].hash_tokens, asked[i].groups),
 				 asked[i].status);
@@ -172,7 +170,6 @@ KV_TEST(p10_groups_that_cannot_be_served_are_refused_with_a_sentence)
 	raw_keys(22, keys, BLOCKS);
 	assert_int_equal(lease_blocks(&member, 7, keys, 0, 4, &lease), KV_ERR_UNSUPPORTED);
 	raw_leave(&member);
-	raw_daemon_end(&daemon);
 }
 
 /* 512 blocks of the window group in one put that is not durable. */
@@ -198,15 +195,13 @@ static void put_many(raw_member_t *member, const kv_key_t *keys)
 	assert_int_equal(done.n, 512);
 }
 
-KV_TEST(p10_a_window_may_be_as_long_as_a_put)
+RAW_TEST(p10_a_window_may_be_as_long_as_a_put, NULL)
 {
 	static kv_key_t keys[KV_MAX_BLOCKS];
-	raw_daemon_t daemon;
 	raw_member_t member;
 	kv_msg_acquire_reply_t lease;
 
-	raw_daemon_start(&daemon, NULL);
-	raw_join(&member, daemon.sock, "engine");
+	raw_join(&member, daemon_.sock, "engine");
 	assert_int_equal(raw_space_groups(&member, "hybrid", "16", GROUPS), KV_OK);
 	raw_keys(23, keys, KV_MAX_BLOCKS);
 	assert_int_equal(lease_blocks(&member, 1, keys, 0, KV_MAX_BLOCKS, &lease),
@@ -215,5 +210,4 @@ KV_TEST(p10_a_window_may_be_as_long_as_a_put)
 	assert_int_equal(lease_blocks(&member, 1, keys, 0, 512, &lease), KV_OK);
 	assert_int_equal(lease.n, 512);
 	raw_leave(&member);
-	raw_daemon_end(&daemon);
 }

@@ -8,7 +8,6 @@
 
 #define N 8u
 
-static raw_daemon_t daemon_;
 static raw_member_t prefill_, decode_;
 static kv_key_t keys_[N];
 

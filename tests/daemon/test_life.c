@@ -32,31 +32,27 @@ static int exists(const char *dir, const char *name)
 	return lstat(path, &st) == 0;
 }
 
-KV_TEST(p4_sigterm_ends_with_0_and_leaves_no_socket)
+RAW_TEST(p4_sigterm_ends_with_0_and_leaves_no_socket, "--namespaces=other,default")
 {
-	static const char *const args[] = {"--namespaces=other,default", NULL};
-	raw_daemon_t daemon;
 	struct stat st;
 
-	raw_daemon_start(&daemon, args);
-	assert_int_equal(stat(daemon.sock, &st), 0);
+	assert_int_equal(stat(daemon_.sock, &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0660);
 	/* An answer says that all sockets are there; that one could be connected to does not. */
-	int fd = raw_open(daemon.sock);
-	assert_true(exists(daemon.dir, "other.sock") && exists(daemon.dir, "other.events") &&
-		    exists(daemon.dir, "default.hits"));
-	assert_int_equal(raw_daemon_kill(&daemon, SIGTERM), 0);
+	int fd = raw_open(daemon_.sock);
+	assert_true(exists(daemon_.dir, "other.sock") && exists(daemon_.dir, "other.events") &&
+		    exists(daemon_.dir, "default.hits"));
+	assert_int_equal(raw_daemon_kill(&daemon_, SIGTERM), 0);
 	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
 	close(fd);
 
-	DIR *dir = opendir(daemon.dir);
+	DIR *dir = opendir(daemon_.dir);
 	assert_non_null(dir);
 	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
 		assert_true(entry->d_name[0] == '.' || strcmp(entry->d_name, "kvd.lock") == 0 ||
 			    strcmp(entry->d_name, "log") == 0);
 	}
 	closedir(dir);
-	raw_daemon_end(&daemon);
 }
 
 static void access_is(const raw_daemon_t *daemon, const char *ns, mode_t mode, gid_t group)
@@ -165,71 +161,60 @@ static void remove_sockets(const raw_daemon_t *daemon)
 	}
 }
 
-KV_TEST(p6_sockets_that_were_removed_come_back)
+RAW_TEST(p6_sockets_that_were_removed_come_back, "--sockets.mode=default=0620", "--events.enabled=on")
 {
-	static const char *const args[] = {"--sockets.mode=default=0620", "--events.enabled=on", NULL};
-	raw_daemon_t daemon;
 	raw_member_t member;
 
-	raw_daemon_start(&daemon, args);
-	close(raw_open(daemon.sock));
-	raw_join(&member, daemon.sock, "i");
+	close(raw_open(daemon_.sock));
+	raw_join(&member, daemon_.sock, "i");
 	for (int round = 0; round < 2; round++) {
-		remove_sockets(&daemon);
+		remove_sockets(&daemon_);
 		for (size_t i = 0; i < KV_COUNT_OF(sockets_); i++) {
-			KV_AWAIT(is_served(&daemon, sockets_[i], 0620));
+			KV_AWAIT(is_served(&daemon_, sockets_[i], 0620));
 		}
 	}
 	assert_int_equal(raw_space(&member, "m"), KV_OK); /* who was there has not noticed */
 	raw_leave(&member);
-	raw_join(&member, daemon.sock, "j");
+	raw_join(&member, daemon_.sock, "j");
 	assert_int_equal(raw_space(&member, "m"), KV_OK);
 	raw_leave(&member);
-	assert_true(raw_log_has(&daemon, "a socket that was removed is back"));
-	assert_int_equal(raw_daemon_kill(&daemon, SIGTERM), 0);
-	assert_false(exists(daemon.dir, "default.sock") || exists(daemon.dir, "default.hits"));
-	raw_daemon_end(&daemon);
+	assert_true(raw_log_has(&daemon_, "a socket that was removed is back"));
+	assert_int_equal(raw_daemon_kill(&daemon_, SIGTERM), 0);
+	assert_false(exists(daemon_.dir, "default.sock") || exists(daemon_.dir, "default.hits"));
 }
 
-KV_TEST(p6_a_run_dir_that_was_removed_comes_back_with_its_lock)
+RAW_TEST(p6_a_run_dir_that_was_removed_comes_back_with_its_lock, "--events.enabled=on")
 {
-	static const char *const events[] = {"--events.enabled=on", NULL};
-	raw_daemon_t daemon;
 	char moved[160], run_dir[160], out[1024];
 	const char *const args[] = {run_dir, "--http.listen=off", "--keeper=off", NULL};
 
-	raw_daemon_start(&daemon, events);
-	close(raw_open(daemon.sock));
-	snprintf(moved, sizeof moved, "%s.moved", daemon.dir);
-	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", daemon.dir);
-	assert_int_equal(rename(daemon.dir, moved), 0);
+	close(raw_open(daemon_.sock));
+	snprintf(moved, sizeof moved, "%s.moved", daemon_.dir);
+	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", daemon_.dir);
+	assert_int_equal(rename(daemon_.dir, moved), 0);
 	for (size_t i = 0; i < KV_COUNT_OF(sockets_); i++) {
-		KV_AWAIT(is_served(&daemon, sockets_[i], 0660));
+		KV_AWAIT(is_served(&daemon_, sockets_[i], 0660));
 	}
 	assert_int_equal(raw_run(args, out, sizeof out), kv_status_exit_code(KV_ERR_LOCKED));
 	assert_non_null(strstr(out, "another kvd runs in"));
-	close(raw_open(daemon.sock));
+	close(raw_open(daemon_.sock));
 	kv_test_dir_remove(moved);
-	raw_daemon_end(&daemon);
 }
 
 /* Another daemon has taken the place: its sockets are not ours to remove. */
-KV_TEST(p6_a_socket_of_another_at_the_path_stays)
+RAW_TEST(p6_a_socket_of_another_at_the_path_stays, NULL)
 {
-	raw_daemon_t daemon;
 	int fd, error;
 
-	raw_daemon_start(&daemon, NULL);
-	close(raw_open(daemon.sock));
-	assert_int_equal(kill(daemon.pid, SIGSTOP), 0);
-	assert_int_equal(unlink(daemon.sock), 0);
-	assert_int_equal(kv_sock_listen(daemon.sock, 0600, 4, &fd, &error), KV_OK);
-	assert_int_equal(kill(daemon.pid, SIGCONT), 0);
-	KV_AWAIT(raw_log_has(&daemon, "engines cannot attach"));
-	assert_int_equal(raw_daemon_kill(&daemon, SIGTERM), 0);
-	assert_true(exists(daemon.dir, "default.sock"));
+	close(raw_open(daemon_.sock));
+	assert_int_equal(kill(daemon_.pid, SIGSTOP), 0);
+	assert_int_equal(unlink(daemon_.sock), 0);
+	assert_int_equal(kv_sock_listen(daemon_.sock, 0600, 4, &fd, &error), KV_OK);
+	assert_int_equal(kill(daemon_.pid, SIGCONT), 0);
+	KV_AWAIT(raw_log_has(&daemon_, "engines cannot attach"));
+	assert_int_equal(raw_daemon_kill(&daemon_, SIGTERM), 0);
+	assert_true(exists(daemon_.dir, "default.sock"));
 	close(fd);
-	raw_daemon_end(&daemon);
 }
 
 /* A start in the folder is refused with a text that names it. */
@@ -500,51 +485,43 @@ KV_TEST(p5_probes_are_served_beside_slow_connections)
 
 /* ---- the keeper ------------------------------------------------------------------------------ */
 
-KV_TEST(p6_the_keeper_holds_the_daemons_memory_until_it_dies)
+RAW_TEST(p6_the_keeper_holds_the_daemons_memory_until_it_dies, "--keeper=on")
 {
-	static const char *const args[] = {"--keeper=on", NULL};
-	raw_daemon_t daemon;
 	raw_member_t member;
 	kv_key_t keys[N];
 
-	raw_daemon_start(&daemon, args);
-	raw_join(&member, daemon.sock, "held");
+	raw_join(&member, daemon_.sock, "held");
 	assert_int_equal(raw_space(&member, "held"), KV_OK);
 	raw_keys(2, keys, N);
 	assert_int_equal(raw_put(&member, keys, N, 1), N);
-	KV_AWAIT(kv_test_count_fds(daemon.pid, "/memfd:") >= 3);
-	assert_true(kv_test_count_fds(daemon.pid, "/memfd:") >= 3); /* ledger, a slab and its digests */
-	kill(child_first(daemon.pid), SIGKILL);
+	KV_AWAIT(kv_test_count_fds(daemon_.pid, "/memfd:") >= 3);
+	assert_true(kv_test_count_fds(daemon_.pid, "/memfd:") >= 3); /* ledger, a slab and its digests */
+	kill(child_first(daemon_.pid), SIGKILL);
 	raw_leave(&member);
-	close(raw_open_when_there(&daemon));
-	KV_AWAIT(kv_test_count_fds(daemon.pid, "/memfd:") == 1);
-	assert_int_equal(kv_test_count_fds(daemon.pid, "/memfd:"), 1); /* the new ledger only */
-	raw_daemon_end(&daemon);
+	close(raw_open_when_there(&daemon_));
+	KV_AWAIT(kv_test_count_fds(daemon_.pid, "/memfd:") == 1);
+	assert_int_equal(kv_test_count_fds(daemon_.pid, "/memfd:"), 1); /* the new ledger only */
 }
 
-KV_TEST(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying)
+RAW_TEST(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying, "--keeper=on")
 {
-	static const char *const args[] = {"--keeper=on", NULL};
-	raw_daemon_t daemon;
 	int wstatus = 0;
 
-	raw_daemon_start(&daemon, args);
 	for (int crash = 0; crash < 5; crash++) {
-		close(raw_open_when_there(&daemon));
-		pid_t child = child_first(daemon.pid);
+		close(raw_open_when_there(&daemon_));
+		pid_t child = child_first(daemon_.pid);
 		assert_true(child > 0);
 		kill(child, SIGKILL);
-		KV_AWAIT(child_first(daemon.pid) != child);
+		KV_AWAIT(child_first(daemon_.pid) != child);
 	}
-	for (int i = 0; waitpid(daemon.pid, &wstatus, WNOHANG) == 0; i++) {
+	for (int i = 0; waitpid(daemon_.pid, &wstatus, WNOHANG) == 0; i++) {
 		assert_true(i < RAW_TIMEOUT_MS);
 		usleep(1000);
 	}
-	daemon.pid = 0;
+	daemon_.pid = 0;
 	assert_true(WIFEXITED(wstatus));
 	assert_int_equal(WEXITSTATUS(wstatus), kv_status_exit_code(KV_ERR_INTERNAL));
-	assert_true(raw_log_has(&daemon, "giving up: crashes 5"));
-	raw_daemon_end(&daemon);
+	assert_true(raw_log_has(&daemon_, "giving up: crashes 5"));
 }
 
 KV_TEST(p6_a_daemon_ends_when_its_keeper_is_killed)

@@ -11,7 +11,6 @@
 
 #define N 8u
 
-static raw_daemon_t daemon_;
 static int watch_;
 static uint64_t seed_ = 1;
 

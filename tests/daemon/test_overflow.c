@@ -12,7 +12,6 @@
 
 #define IN_FLIGHT 300u /* descriptors nobody has received yet */
 
-static raw_daemon_t daemon_;
 static int watch_;
 
 KV_FIXTURE(setup)

@@ -11,7 +11,6 @@
 
 #define NOBODY 65534
 
-static raw_daemon_t daemon_;
 static char other_[128];
 
 /* Sockets come in the order of --namespaces: `default`, which the start waits for, is the last one. */
@@ -21,14 +20,15 @@ static void begin(const char *const *args)
 	snprintf(other_, sizeof other_, "%s/other.sock", daemon_.dir);
 }
 
-KV_TEST(p8_a_namespace_full_of_sessions_refuses_its_own_only)
+#define OTHER_TEST(name, ...)                                                                                          \
+	KV_TEST_BETWEEN(name, begin((const char *const[]){__VA_ARGS__, NULL}), raw_daemon_end(&daemon_))
+
+OTHER_TEST(p8_a_namespace_full_of_sessions_refuses_its_own_only, "--namespaces=other,default", "--limits.sessions=8",
+	   "--limits.hello_time=60s")
 {
-	static const char *const args[] = {"--namespaces=other,default", "--limits.sessions=8",
-					   "--limits.hello_time=60s", NULL};
 	int fds[32], victim, late;
 	uint32_t n = 0;
 
-	begin(args);
 	victim = raw_open(other_);
 	while (n < KV_COUNT_OF(fds)) {
 		fds[n++] = raw_connect(daemon_.sock);
@@ -41,7 +41,6 @@ KV_TEST(p8_a_namespace_full_of_sessions_refuses_its_own_only)
 	while (n > 0) {
 		close(fds[--n]);
 	}
-	raw_daemon_end(&daemon_);
 }
 
 /* The beginning of a frame with a body of 900,000 bytes, 600,000 of them there. */
@@ -62,15 +61,13 @@ static int half_frame(const char *sock)
 	return fd;
 }
 
-KV_TEST(p8_receive_buffers_of_one_tenant_close_no_session_of_another)
+OTHER_TEST(p8_receive_buffers_of_one_tenant_close_no_session_of_another, "--namespaces=other,default",
+	   "--limits.receive=2MiB", "--limits.frame_time=10m")
 {
-	static const char *const args[] = {"--namespaces=other,default", "--limits.receive=2MiB",
-					   "--limits.frame_time=10m", NULL};
 	static const uint8_t rest[300000];
 	int victim, fds[4], watch, told = 0;
 	raw_frame_t frame;
 
-	begin(args);
 	watch = raw_open(daemon_.sock);
 	victim = half_frame(other_);
 	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
@@ -89,18 +86,15 @@ KV_TEST(p8_receive_buffers_of_one_tenant_close_no_session_of_another)
 	}
 	close(victim);
 	close(watch);
-	raw_daemon_end(&daemon_);
 }
 
-KV_TEST(p8_one_namespace_leaves_members_and_instances_to_the_others)
+OTHER_TEST(p8_one_namespace_leaves_members_and_instances_to_the_others, "--namespaces=other,default",
+	   "--limits.instances=4", "--limits.members=6")
 {
-	static const char *const args[] = {"--namespaces=other,default", "--limits.instances=4", "--limits.members=6",
-					   NULL};
 	raw_member_t many[3], theirs;
 	kv_msg_join_reply_t reply;
 	int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0), fd;
 
-	begin(args);
 	raw_join(&many[0], daemon_.sock, "one");
 	raw_join(&many[1], daemon_.sock, "two");
 	fd = raw_open(daemon_.sock);
@@ -114,7 +108,6 @@ KV_TEST(p8_one_namespace_leaves_members_and_instances_to_the_others)
 	raw_leave(&many[0]);
 	close(fd);
 	close(pidfd);
-	raw_daemon_end(&daemon_);
 }
 
 /* As another user, who may use the socket: connect until the daemon refuses, and stay. */
@@ -149,9 +142,9 @@ static pid_t attack(int *p_end)
 
 /* A put past its time gives way when its namespace lacks room, and what comes late of it gets a typed error; one that
  * is kept stays. */
-KV_TEST(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused)
+RAW_TEST(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused, "--put.ttl=100ms",
+	 "--instance.max_unfinished=64KiB")
 {
-	static const char *const args[] = {"--put.ttl=100ms", "--instance.max_unfinished=64KiB", NULL};
 	kv_msg_put_start_reply_t old, more;
 	kv_msg_keep_reply_t kept;
 	kv_msg_put_end_reply_t ended;
@@ -159,7 +152,6 @@ KV_TEST(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused)
 	raw_member_t member;
 	kv_key_t keys[16];
 
-	raw_daemon_start(&daemon_, args);
 	raw_join(&member, daemon_.sock, "i");
 	assert_int_equal(raw_space(&member, "m"), KV_OK);
 	raw_keys(1, keys, 16);
@@ -184,7 +176,6 @@ KV_TEST(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused)
 	assert_int_equal(drained.freed, 4);
 	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_NOT_FOUND);
 	raw_leave(&member);
-	raw_daemon_end(&daemon_);
 }
 
 /* The last ones of the file: they may skip the program. */

@@ -12,8 +12,6 @@
 
 #define PIDFS_MAGIC 0x50494446
 
-static raw_daemon_t daemon_;
-
 /* JOIN in a child process with the pidfd of `of` (0: its own). Returns the status. */
 static kv_status_t child_joins(const char *sock, const char *name, pid_t of)
 {
@@ -42,12 +40,11 @@ static kv_status_t child_joins(const char *sock, const char *name, pid_t of)
 
 /* The attack: a client that joins as its parent, takes slots and dies would leave them in quarantine for as long as the
  * parent lives. */
-KV_TEST(p4_a_join_with_another_processes_pidfd_is_refused)
+RAW_TEST(p4_a_join_with_another_processes_pidfd_is_refused, NULL)
 {
 	uint64_t before;
 	int watch;
 
-	raw_daemon_start(&daemon_, NULL);
 	watch = raw_open(daemon_.sock);
 	before = raw_metric(watch, "kvd_joins_refused_total{reason=pidfd_unproved}");
 	assert_int_equal(child_joins(daemon_.sock, "thief", getpid()), KV_ERR_PIDFD_REQUIRED);
@@ -55,16 +52,14 @@ KV_TEST(p4_a_join_with_another_processes_pidfd_is_refused)
 	assert_int_equal(child_joins(daemon_.sock, "honest", 0), KV_OK);
 	assert_int_equal(raw_metric(watch, "kvd_joins_refused_total{reason=pidfd_unproved}"), before + 1);
 	close(watch);
-	raw_daemon_end(&daemon_);
 }
 
 /* A connection that another process has opened proves nothing about who speaks on it. */
-KV_TEST(p4_an_inherited_connection_joins_as_its_user_only)
+RAW_TEST(p4_an_inherited_connection_joins_as_its_user_only, NULL)
 {
 	int fd, status, parent = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	pid_t child;
 
-	raw_daemon_start(&daemon_, NULL);
 	fd = raw_open(daemon_.sock);
 	child = fork();
 	if (child == 0) {
@@ -78,11 +73,10 @@ KV_TEST(p4_an_inherited_connection_joins_as_its_user_only)
 	assert_int_equal(status, 0);
 	close(fd);
 	close(parent);
-	raw_daemon_end(&daemon_);
 }
 
 /* Who cannot prove what process it is gets the mirror and nothing that its death would have to free. */
-KV_TEST(p4_an_unproved_process_may_match_only)
+RAW_TEST(p4_an_unproved_process_may_match_only, NULL)
 {
 	kv_msg_join_t ask = {.instance = kv_slice_str("router"), .role = KV_ROLE_MATCH};
 	raw_member_t member;
@@ -91,7 +85,6 @@ KV_TEST(p4_an_unproved_process_may_match_only)
 	kv_msg_put_start_reply_t put;
 	kv_msg_acquire_reply_t lease;
 
-	raw_daemon_start(&daemon_, NULL);
 	memset(&member, 0, sizeof member);
 	member.fd = raw_open(daemon_.sock);
 	raw_keys(1, keys, 4);
@@ -112,19 +105,16 @@ KV_TEST(p4_an_unproved_process_may_match_only)
 	assert_int_equal(raw_put_start(&member, NULL, 0, keys, 4, &put), KV_OK);
 	close(own);
 	close(member.fd);
-	raw_daemon_end(&daemon_);
 }
 
-KV_TEST(p4_a_namespace_the_operator_trusts_may_join_unproved)
+RAW_TEST(p4_a_namespace_the_operator_trusts_may_join_unproved, "--namespaces=other,default",
+	 "--members.trusted=default")
 {
-	static const char *const args[] = {"--namespaces=other,default", "--members.trusted=default", NULL};
 	char other[128];
 
-	raw_daemon_start(&daemon_, args);
 	snprintf(other, sizeof other, "%s/other.sock", daemon_.dir);
 	assert_int_equal(child_joins(daemon_.sock, "i", getpid()), KV_OK);
 	assert_int_equal(child_joins(other, "i", getpid()), KV_ERR_PIDFD_REQUIRED);
-	raw_daemon_end(&daemon_);
 }
 
 KV_TEST(p4_only_a_namespace_of_the_daemon_can_be_trusted)
