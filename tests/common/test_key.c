@@ -44,24 +44,6 @@ static void assert_key(const kv_key_t *key, const char *hex)
 	assert_string_equal(text, hex);
 }
 
-KV_TEST(sha256_is_sha256)
-{
-	static const struct {
-		const char *text;
-		uint8_t first[4];
-	} cases[] = {
-		{"", {0xe3, 0xb0, 0xc4, 0x42}},
-		{"abc", {0xba, 0x78, 0x16, 0xbf}},
-		{"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", {0x24, 0x8d, 0x6a, 0x61}},
-	};
-	uint8_t out[32];
-
-	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
-		kv_sha256(cases[i].text, strlen(cases[i].text), out);
-		assert_memory_equal(out, cases[i].first, 4);
-	}
-}
-
 KV_TEST(p1_keys_are_the_pinned_ones)
 {
 	for (size_t i = 0; i < KV_COUNT_OF(golden_chains); i++) {

@@ -7,8 +7,6 @@
 
 #include "kv/mp.h"
 
-#include <time.h>
-
 static uint8_t room[WIRE_ROOM], coded[1 << 20], copy[1 << 20];
 static kv_msg_t msg, back, untouched;
 
@@ -472,40 +470,6 @@ KV_TEST(p8_an_error_detail_is_always_decodable)
 	assert_int_equal(detail.len, 0);
 	assert_int_equal(kv_error_encode("abc", coded, 4, &len), KV_ERR_TOO_BIG);
 	assert_int_equal(kv_error_decode((const uint8_t *)"\x91\x01", 2, &detail), KV_ERR_PROTO);
-}
-
-static uint64_t now(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
-/* The best of many rounds: what it costs when nobody else uses the core. */
-KV_TEST(a_small_request_costs_well_below_a_microsecond)
-{
-	const kv_body_t *body = &kv_request_find(KV_CODE_ACQUIRE)->ask;
-	kv_msg_acquire_t a = {.space = 3, .epoch = 9, .n = 8192, .ladder = {room, 15 * KV_KEY_BYTES}}, b;
-	uint64_t best = UINT64_MAX;
-	uint32_t len;
-
-	for (int round = 0; round < 50; round++) {
-		uint64_t start = now(), spent;
-
-		for (int i = 0; i < 1000; i++) {
-			kv_body_encode(body, &a, coded, sizeof coded, &len);
-			kv_body_decode(body, coded, len, &b, NULL);
-		}
-		spent = (now() - start) / 1000;
-		best = spent < best ? spent : best;
-	}
-	printf("# ACQUIRE, encode and decode: %llu ns\n", (unsigned long long)best);
-	assert_int_equal(b.n, a.n);
-#ifndef KVD_SANITIZE
-	assert_true(best < 1000);
-#endif
 }
 
 static int fill_room(void **state)
