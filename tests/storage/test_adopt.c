@@ -5,26 +5,40 @@
 
 static stage_found_t found;
 
-/* 30 blocks of a space: each fifth is in another state. Returns the pool of the daemon that dies. */
-static kvs_tier_t *live_once(stage_t *s, kvs_loc_t locs[30])
+static stage_t s_;
+static kvs_loc_t locs_[30];
+
+static void stage_begin(void)
+{
+	stage_init(&s_);
+	pool_ = stage_open(&s_, 4, 7);
+}
+
+/* 30 blocks of a space: each fifth is in another state. Then the daemon dies. */
+static void live_once(void)
 {
 	static const kvs_state_t others[] = {KVS_PUT, KVS_TRANSIT, KVS_QUARANTINED, KVS_FREE};
-	kvs_tier_t *pool;
 	uint32_t class;
 
-	stage_init(s);
-	pool = stage_open(s, 4, 7);
-	stage_set_epoch(pool, 1, 9);
-	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	stage_begin();
+	stage_set_epoch(pool_, 1, 9);
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class), KV_OK);
 	for (uint32_t n = 0; n < 30; n++) {
 		const kvs_meta_t meta = stage_meta(1, 9, n);
 		const kvs_state_t state = n % 5 == 4 ? others[n / 5 % 4] : KVS_READY;
 
-		assert_int_equal(stage_put(pool, class, &meta, state, &locs[n]), KV_OK);
+		assert_int_equal(stage_put(pool_, class, &meta, state, &locs_[n]), KV_OK);
 	}
-
-	return pool;
 }
+
+static void stage_end(void)
+{
+	kvs_close(pool_);
+	stage_fini(&s_);
+}
+
+/* A test between a `begin` and the end of its stage. */
+#define STAGE_TEST(name, begin) KV_TEST_BETWEEN(name, begin, stage_end())
 
 /* In what a ledger keeps; between the fields is anything. */
 static int is_same(const kvs_meta_t *a, const kvs_meta_t *b)
@@ -34,18 +48,15 @@ static int is_same(const kvs_meta_t *a, const kvs_meta_t *b)
 	       a->event_hash == b->event_hash && a->depth == b->depth && a->group == b->group;
 }
 
-KV_TEST(p2_whole_blocks_are_taken_over)
+STAGE_TEST(p2_whole_blocks_are_taken_over, live_once())
 {
-	stage_t s;
-	kvs_loc_t locs[30];
-	kvs_tier_t *pool = live_once(&s, locs);
 	kvs_usage_t before, usage;
 
-	kvs_usage(pool, &before);
+	kvs_usage(pool_, &before);
 	for (uint64_t life = 0; life < 3; life++) {
-		kvs_close(pool);
-		pool = stage_open(&s, 4, 8 + life);
-		stage_recover(pool, &found);
+		kvs_close(pool_);
+		pool_ = stage_open(&s_, 4, 8 + life);
+		stage_recover(pool_, &found);
 		assert_int_equal(found.count, 24);
 		assert_int_equal(found.wrong, 0);
 		for (uint32_t i = 0; i < found.count; i++) {
@@ -54,23 +65,21 @@ KV_TEST(p2_whole_blocks_are_taken_over)
 
 			assert_true(n % 5 != 4);
 			assert_true(is_same(&found.meta[i], &meta));
-			assert_int_equal(found.loc[i].slot, locs[n].slot);
-			assert_int_equal(found.loc[i].gen, locs[n].gen);
+			assert_int_equal(found.loc[i].slot, locs_[n].slot);
+			assert_int_equal(found.loc[i].gen, locs_[n].gen);
 		}
-		assert_int_equal(kvs_epoch_get(pool, found.meta[0].root), 9);
-		kvs_usage(pool, &usage);
+		assert_int_equal(kvs_epoch_get(pool_, found.meta[0].root), 9);
+		kvs_usage(pool_, &usage);
 		assert_int_equal(usage.slots, before.slots);
 		assert_int_equal(usage.charged_bytes, before.charged_bytes);
 		assert_int_equal(usage.free_slots, before.free_slots);
 		assert_int_equal(usage.used_slots, 24);
 		assert_int_equal(usage.quarantined_slots, 5); /* and one was free already */
 	}
-	assert_int_equal(stage_metric(&s, KV_M_ADOPTED_BLOCKS), 3 * 24);
-	assert_int_equal(stage_metric(&s, KV_M_ADOPT_DROPPED), 0);
-	assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 0);
-	assert_int_equal(s.taken, 2);
-	kvs_close(pool);
-	stage_fini(&s);
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPTED_BLOCKS), 3 * 24);
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_DROPPED), 0);
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_REFUSED), 0);
+	assert_int_equal(s_.taken, 2);
 }
 
 typedef struct used {
@@ -88,141 +97,120 @@ static void on_used(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group
 }
 
 /* Lives of a pool: in each some blocks are used, and the next one hears of all in that order. */
-KV_TEST(p2_the_order_of_use_is_taken_over)
+STAGE_TEST(p2_the_order_of_use_is_taken_over, live_once())
 {
 	static const uint32_t last[] = {17, 3, 11}; /* used in this life, in this order */
-	kvs_loc_t locs[30];
-	stage_t s;
-	kvs_tier_t *pool = live_once(&s, locs);
 
 	for (uint64_t life = 0; life < 3; life++) {
 		used_t used = {0};
 
 		for (uint32_t n = 0, stamp = 0; life == 0 && n < 30; n++) {
-			kvs_touch(pool, locs[n], 30 - stamp++); /* the last block first */
+			kvs_touch(pool_, locs_[n], 30 - stamp++); /* the last block first */
 		}
-		kvs_touch(pool, locs[last[life]], 1000);
-		kvs_close(pool);
-		pool = stage_open(&s, 4, 8 + life);
+		kvs_touch(pool_, locs_[last[life]], 1000);
+		kvs_close(pool_);
+		pool_ = stage_open(&s_, 4, 8 + life);
 		found.refuse = life == 2 ? 21 : 0;
-		stage_recover(pool, &found);
+		stage_recover(pool_, &found);
 		found.refuse = 0;
-		while (kvs_recover_use(pool, 0, on_used, &used, 5) == KV_PENDING) {
+		while (kvs_recover_use(pool_, 0, on_used, &used, 5) == KV_PENDING) {
 		}
 		assert_int_equal(used.count, life == 2 ? 23 : 24);
 		for (uint64_t i = 0; i <= life; i++) { /* the last ones are those of all lives */
-			assert_int_equal(used.loc[used.count - 1 - i].slot, locs[last[life - i]].slot);
+			assert_int_equal(used.loc[used.count - 1 - i].slot, locs_[last[life - i]].slot);
 		}
-		assert_int_equal(used.loc[0].slot, locs[28].slot);
+		assert_int_equal(used.loc[0].slot, locs_[28].slot);
 		for (uint32_t i = 1; i + life + 1 < used.count; i++) {
 			assert_true(used.loc[i].slot < used.loc[i - 1].slot);
 		}
-		check(pool);
+		check(pool_);
 	}
-	assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 0);
-	kvs_close(pool);
-	stage_fini(&s);
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_REFUSED), 0);
 }
 
 /* Nothing of what was unfinished is given out before its writers are quiet; then all of it is. */
-KV_TEST(p4_unfinished_slots_are_free_when_their_writers_are_quiet)
+STAGE_TEST(p4_unfinished_slots_are_free_when_their_writers_are_quiet, live_once())
 {
-	stage_t s;
-	kvs_loc_t locs[30], loc;
-	kvs_tier_t *pool = live_once(&s, locs);
+	kvs_loc_t loc;
 	const kvs_meta_t meta = stage_meta(1, 9, 100);
 	kvs_usage_t usage;
 	uint32_t class, n = 0;
 
-	kvs_close(pool);
-	pool = stage_open(&s, 2, 8);
+	kvs_close(pool_);
+	pool_ = stage_open(&s_, 2, 8);
 	found.refuse = 11; /* the core does not take one of them */
-	stage_recover(pool, &found);
+	stage_recover(pool_, &found);
 	found.refuse = 0;
 	assert_int_equal(found.count, 23);
-	assert_int_equal(stage_metric(&s, KV_M_ADOPT_DROPPED), 1);
-	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
-	for (; stage_put(pool, class, &meta, KVS_READY, &loc) == KV_OK; n++) {
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_DROPPED), 1);
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class), KV_OK);
+	for (; stage_put(pool_, class, &meta, KVS_READY, &loc) == KV_OK; n++) {
 		for (uint32_t i = 4; i < 25; i += 5) {
-			assert_int_not_equal(loc.slot, i == 19 ? KV_SLOT_NONE : locs[i].slot);
+			assert_int_not_equal(loc.slot, i == 19 ? KV_SLOT_NONE : locs_[i].slot);
 		}
 	}
-	kvs_usage(pool, &usage);
+	kvs_usage(pool_, &usage);
 	assert_int_equal(n, 2 * SLOTS - 23 - 5);
 	assert_int_equal(usage.quarantined_slots, 5);
-	assert_int_equal(kvs_pool_free_before(pool), 5);
-	assert_int_equal(kvs_pool_free_before(pool), 0);
-	check(pool);
-	for (n = 0; stage_put(pool, class, &meta, KVS_QUARANTINED, &loc) == KV_OK; n++) {
+	assert_int_equal(kvs_pool_free_before(pool_), 5);
+	assert_int_equal(kvs_pool_free_before(pool_), 0);
+	check(pool_);
+	for (n = 0; stage_put(pool_, class, &meta, KVS_QUARANTINED, &loc) == KV_OK; n++) {
 	}
 	assert_int_equal(n, 5);
-	assert_int_equal(kvs_pool_free_before(pool), 0); /* those are of this daemon */
-	kvs_close(pool);
-	stage_fini(&s);
+	assert_int_equal(kvs_pool_free_before(pool_), 0); /* those are of this daemon */
 }
 
-KV_TEST(p1_unfinished_slots_of_unknown_writers_are_never_free)
+STAGE_TEST(p1_unfinished_slots_of_unknown_writers_are_never_free, live_once())
 {
-	stage_t s;
-	kvs_loc_t locs[30];
-	kvs_tier_t *pool = live_once(&s, locs);
-
-	kvs_pool_set_unknown_writers(pool, 2);
-	kvs_pool_set_unknown_writers(pool, 1);
+	kvs_pool_set_unknown_writers(pool_, 2);
+	kvs_pool_set_unknown_writers(pool_, 1);
 	for (uint64_t life = 0; life < 3; life++) {
-		kvs_close(pool);
-		pool = stage_open(&s, 4, 8 + life);
-		assert_int_equal(kvs_pool_unknown_before(pool), 1);
-		assert_int_equal(kvs_pool_free_before(pool), 0);
-		kvs_pool_set_unknown_writers(pool, 3);
-		kvs_pool_set_unknown_writers(pool, 0); /* of this daemon: the keeper has heard of them */
+		kvs_close(pool_);
+		pool_ = stage_open(&s_, 4, 8 + life);
+		assert_int_equal(kvs_pool_unknown_before(pool_), 1);
+		assert_int_equal(kvs_pool_free_before(pool_), 0);
+		kvs_pool_set_unknown_writers(pool_, 3);
+		kvs_pool_set_unknown_writers(pool_, 0); /* of this daemon: the keeper has heard of them */
 	}
-	kvs_close(pool);
-	stage_fini(&s);
 }
 
-KV_TEST(p1_old_epochs_and_private_blocks_are_not_taken_over)
+STAGE_TEST(p1_old_epochs_and_private_blocks_are_not_taken_over, stage_begin())
 {
-	stage_t s;
-	kvs_tier_t *pool;
 	kvs_loc_t loc;
 	uint32_t class;
 
-	stage_init(&s);
-	pool = stage_open(&s, 4, 7);
-	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
-	stage_set_epoch(pool, 1, 9);
-	stage_set_epoch(pool, 2, 9);
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class), KV_OK);
+	stage_set_epoch(pool_, 1, 9);
+	stage_set_epoch(pool_, 2, 9);
 	for (uint32_t n = 0; n < 4; n++) {
 		kvs_meta_t meta = stage_meta(1, 9, n);
 
-		assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK); /* reset */
+		assert_int_equal(stage_put(pool_, class, &meta, KVS_READY, &loc), KV_OK); /* reset */
 		meta = stage_meta(2, 9, n);
-		assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK); /* the only ones that stay */
+		assert_int_equal(stage_put(pool_, class, &meta, KVS_READY, &loc), KV_OK); /* the only ones that stay */
 		meta = stage_meta(3, 9, n);
-		assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK); /* no epoch is known */
+		assert_int_equal(stage_put(pool_, class, &meta, KVS_READY, &loc), KV_OK); /* no epoch is known */
 		meta = stage_meta(2, 9, 0);
 		meta.key.b[14] = (uint8_t)(n + 1u);
 		meta.transient = 1;
-		assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK);
+		assert_int_equal(stage_put(pool_, class, &meta, KVS_READY, &loc), KV_OK);
 	}
-	stage_set_epoch(pool, 1, 10);
-	kvs_close(pool);
-	pool = stage_open(&s, 4, 8);
-	stage_recover(pool, &found);
+	stage_set_epoch(pool_, 1, 10);
+	kvs_close(pool_);
+	pool_ = stage_open(&s_, 4, 8);
+	stage_recover(pool_, &found);
 	assert_int_equal(found.count, 4);
 	for (uint32_t i = 0; i < 4; i++) {
 		assert_int_equal(found.meta[i].root[0], 2);
 		assert_int_equal(found.meta[i].key.b[14], 0);
 	}
-	assert_int_equal(stage_metric(&s, KV_M_ADOPT_DROPPED), 12);
-	assert_int_equal(kvs_pool_free_before(pool), 0); /* they were whole: their slots are free at once */
-	kvs_close(pool);
-	pool = stage_open(&s, 4, 9); /* and they do not come back */
-	stage_recover(pool, &found);
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_DROPPED), 12);
+	assert_int_equal(kvs_pool_free_before(pool_), 0); /* they were whole: their slots are free at once */
+	kvs_close(pool_);
+	pool_ = stage_open(&s_, 4, 9); /* and they do not come back */
+	stage_recover(pool_, &found);
 	assert_int_equal(found.count, 4);
-	kvs_close(pool);
-	stage_fini(&s);
 }
 
 static int is_not_first(void *ctx, const uint8_t root[32])
@@ -233,93 +221,76 @@ static int is_not_first(void *ctx, const uint8_t root[32])
 }
 
 /* Its place in the ledger is another space's, and those behind it are found all the same. */
-KV_TEST(p5_a_full_ledger_forgets_the_epochs_of_empty_spaces)
+STAGE_TEST(p5_a_full_ledger_forgets_the_epochs_of_empty_spaces, stage_begin())
 {
-	stage_t s;
 	kvs_loc_t loc;
-	kvs_tier_t *pool;
 	uint8_t root[32] = {0};
 	const kvs_epoch_t e = {.root = root, .ns = "ns", .identity = "", .epoch = 5};
 	const kvs_meta_t meta = stage_meta(1, 9, 0);
 	outcome_t o = {0, KV_OK};
 	uint32_t class, count = 0;
 
-	stage_init(&s);
-	pool = stage_open(&s, 4, 7);
-	stage_set_epoch(pool, 2, 8);
-	stage_set_epoch(pool, 3, 7);
-	stage_set_epoch(pool, 1, 9);
-	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
-	assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK);
+	stage_set_epoch(pool_, 2, 8);
+	stage_set_epoch(pool_, 3, 7);
+	stage_set_epoch(pool_, 1, 9);
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class), KV_OK);
+	assert_int_equal(stage_put(pool_, class, &meta, KVS_READY, &loc), KV_OK);
 	do {
 		memcpy(&root[28], &(uint32_t){++count}, sizeof count);
-	} while (kvs_epoch_set(pool, &e, record_outcome, &o) == KV_OK);
+	} while (kvs_epoch_set(pool_, &e, record_outcome, &o) == KV_OK);
 	assert_int_equal(count, KVS_POOL_KEPT_EPOCHS - 2u);
-	assert_int_equal(kvs_epochs_drop(pool, 0, is_not_first, NULL), 1);
-	check(pool);
-	kvs_close(pool);
-	pool = stage_open(&s, 4, 8); /* with the place empty */
-	stage_recover(pool, &found);
+	assert_int_equal(kvs_epochs_drop(pool_, 0, is_not_first, NULL), 1);
+	check(pool_);
+	kvs_close(pool_);
+	pool_ = stage_open(&s_, 4, 8); /* with the place empty */
+	stage_recover(pool_, &found);
 	assert_int_equal(found.count, 1);
-	kvs_close(pool);
-	stage_fini(&s);
 }
 
 /* The other space has it then. */
-KV_TEST(p5_the_place_of_a_forgotten_epoch_is_used_again)
+STAGE_TEST(p5_the_place_of_a_forgotten_epoch_is_used_again, stage_begin())
 {
-	stage_t s;
-	kvs_tier_t *pool;
 	uint8_t root[32] = {0};
 	const kvs_epoch_t e = {.root = root, .ns = "ns", .identity = "", .epoch = 5};
 	outcome_t o = {0, KV_OK};
 	uint32_t count = 0;
 
-	stage_init(&s);
-	pool = stage_open(&s, 4, 7);
-	stage_set_epoch(pool, 2, 8);
+	stage_set_epoch(pool_, 2, 8);
 	do {
 		memcpy(&root[28], &(uint32_t){++count}, sizeof count);
-	} while (kvs_epoch_set(pool, &e, record_outcome, &o) == KV_OK);
-	assert_int_equal(kvs_epochs_drop(pool, 0, is_not_first, NULL), 1);
-	stage_set_epoch(pool, 2, 9); /* the same space comes back */
-	assert_int_equal(kvs_epoch_set(pool, &e, record_outcome, &o), KV_ERR_LIMIT);
-	assert_int_equal(kvs_epochs_drop(pool, 0, is_not_first, NULL), 1);
-	assert_int_equal(kvs_epoch_set(pool, &e, record_outcome, &o), KV_OK);
-	assert_int_equal(kvs_epoch_get(pool, root), 5);
+	} while (kvs_epoch_set(pool_, &e, record_outcome, &o) == KV_OK);
+	assert_int_equal(kvs_epochs_drop(pool_, 0, is_not_first, NULL), 1);
+	stage_set_epoch(pool_, 2, 9); /* the same space comes back */
+	assert_int_equal(kvs_epoch_set(pool_, &e, record_outcome, &o), KV_ERR_LIMIT);
+	assert_int_equal(kvs_epochs_drop(pool_, 0, is_not_first, NULL), 1);
+	assert_int_equal(kvs_epoch_set(pool_, &e, record_outcome, &o), KV_OK);
+	assert_int_equal(kvs_epoch_get(pool_, root), 5);
 	root[0] = 1;
-	assert_int_equal(kvs_epoch_set(pool, &e, record_outcome, &o), KV_ERR_LIMIT);
+	assert_int_equal(kvs_epoch_set(pool_, &e, record_outcome, &o), KV_ERR_LIMIT);
 	memset(root, 2, sizeof root);
-	assert_int_equal(kvs_epoch_get(pool, root), 0);
-	kvs_close(pool);
-	stage_fini(&s);
+	assert_int_equal(kvs_epoch_get(pool_, root), 0);
 }
 
-KV_TEST(p5_as_many_slabs_are_taken_over_as_there_is_room_for)
+STAGE_TEST(p5_as_many_slabs_are_taken_over_as_there_is_room_for, live_once())
 {
-	stage_t s;
-	kvs_loc_t locs[30];
-	kvs_tier_t *pool = live_once(&s, locs);
 	kvs_usage_t usage;
 
-	kvs_close(pool);
-	pool = stage_open(&s, 1, 8);
-	stage_recover(pool, &found);
-	kvs_usage(pool, &usage);
+	kvs_close(pool_);
+	pool_ = stage_open(&s_, 1, 8);
+	stage_recover(pool_, &found);
+	kvs_usage(pool_, &usage);
 	assert_int_equal(usage.charged_bytes, SLAB_BYTES);
 	assert_int_equal(found.count, 18);
-	assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 1);
-	assert_int_equal(s.count, 3); /* the keeper holds the other slab no longer */
-	kvs_close(pool);
-	s.slab_bytes = 2 * SLAB_BYTES; /* gpu.slab_size has changed */
-	pool = stage_open(&s, 4, 9);
-	stage_recover(pool, &found);
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_REFUSED), 1);
+	assert_int_equal(s_.count, 3); /* the keeper holds the other slab no longer */
+	kvs_close(pool_);
+	s_.slab_bytes = 2 * SLAB_BYTES; /* gpu.slab_size has changed */
+	pool_ = stage_open(&s_, 4, 9);
+	stage_recover(pool_, &found);
 	assert_int_equal(found.count, 0);
-	assert_int_equal(kvs_pool_slabs_held(pool), 0);
-	assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 2);
-	assert_int_equal(s.count, 1);
-	kvs_close(pool);
-	stage_fini(&s);
+	assert_int_equal(kvs_pool_slabs_held(pool_), 0);
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_REFUSED), 2);
+	assert_int_equal(s_.count, 1);
 }
 
 /* ---- damage ---------------------------------------------------------------------------------- */
@@ -373,16 +344,15 @@ KV_TEST(p10_a_ledger_that_is_damaged_is_a_cold_start)
 	enum { CUT_0, CUT_HALF, NO_SEAL, FOREIGN, VERSION, LONGER, NOISE, CASES };
 
 	for (int c = 0; c < CASES; c++) {
-		stage_t s;
-		kvs_loc_t locs[30];
 		kv_test_rng_t rng = {kv_test_seed()};
 		uint64_t bytes;
 		uint8_t *copy;
 		struct stat st;
 
-		kvs_close(live_once(&s, locs));
-		assert_int_equal(fstat(stage_find(&s, "ledger")->fd, &st), 0);
-		copy = replace(&s, "ledger",
+		live_once();
+		kvs_close(pool_);
+		assert_int_equal(fstat(stage_find(&s_, "ledger")->fd, &st), 0);
+		copy = replace(&s_, "ledger",
 			       c == CUT_0      ? 100
 			       : c == CUT_HALF ? (uint64_t)st.st_size / 8192 * 4096
 					       : 0,
@@ -396,34 +366,31 @@ KV_TEST(p10_a_ledger_that_is_damaged_is_a_cold_start)
 		} else if (c == NOISE) {
 			kv_test_fill(&rng, copy, bytes);
 		}
-		expect_cold_start(&s);
+		expect_cold_start(&s_);
 		munmap(copy, bytes);
-		stage_fini(&s);
+		stage_fini(&s_);
 	}
 }
 
 KV_TEST(p10_slabs_without_their_memory_are_left_out)
 {
 	for (int c = 0; c < 4; c++) {
-		stage_t s;
-		kvs_loc_t locs[30];
-		kvs_tier_t *pool = live_once(&s, locs);
 		uint64_t bytes;
 
-		kvs_close(pool);
+		live_once();
+		kvs_close(pool_);
 		if (c < 2) {
-			stage_drop(&s, c ? "slab" : "digest");
+			stage_drop(&s_, c ? "slab" : "digest");
 		} else { /* shorter than the ledger says */
-			munmap(replace(&s, c == 2 ? "slab" : "digest", c == 2 ? 4096 : 64, 1, &bytes), 4096);
+			munmap(replace(&s_, c == 2 ? "slab" : "digest", c == 2 ? 4096 : 64, 1, &bytes), 4096);
 		}
-		pool = stage_open(&s, 4, 8);
-		stage_recover(pool, &found);
-		assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 1);
-		assert_int_equal(kvs_pool_slabs_held(pool), 1);
+		pool_ = stage_open(&s_, 4, 8);
+		stage_recover(pool_, &found);
+		assert_int_equal(stage_metric(&s_, KV_M_ADOPT_REFUSED), 1);
+		assert_int_equal(kvs_pool_slabs_held(pool_), 1);
 		assert_true(found.count == 6 || found.count == 18); /* those of the other slab */
 		assert_int_equal(found.wrong, 0);
-		kvs_close(pool);
-		stage_fini(&s);
+		stage_end();
 	}
 }
 
@@ -431,66 +398,59 @@ KV_TEST(p10_slabs_without_their_memory_are_left_out)
 KV_TEST(p1_a_changed_record_names_no_block)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	stage_t s;
-	kvs_loc_t locs[30];
-	kvs_tier_t *pool = live_once(&s, locs);
 	uint32_t cold = 0;
 
-	kvs_close(pool);
+	live_once();
+	kvs_close(pool_);
 	for (uint32_t byte = 0; byte < sizeof(kvs_ledger_slot_t); byte++) {
-		stage_t copy = s;
+		stage_t copy = s_;
 		uint64_t bytes;
 		uint8_t *ledger;
 		uint64_t at;
 
 		memset(copy.held, 0, sizeof copy.held);
 		copy.count = 0;
-		for (uint32_t i = 0; i < s.count; i++) {
-			stage_hold(&copy, s.held[i].name, s.held[i].fd);
+		for (uint32_t i = 0; i < s_.count; i++) {
+			stage_hold(&copy, s_.held[i].name, s_.held[i].fd);
 		}
 		ledger = replace(&copy, "ledger", 0, 1, &bytes);
 		at = ((kvs_ledger_header_t *)ledger)->slabs_offset + sizeof(kvs_ledger_slab_t) +
 		     3u * sizeof(kvs_ledger_slot_t) + byte;
 		ledger[at] = (uint8_t)(ledger[at] ^ 1u << kv_test_below(&rng, 8));
-		pool = stage_open(&copy, 4, 8);
-		stage_recover(pool, &found);
+		pool_ = stage_open(&copy, 4, 8);
+		stage_recover(pool_, &found);
 		cold += found.count == 0;
 		assert_true(found.count == 0 || found.count == 23);
 		assert_int_equal(found.wrong, 0);
 		for (uint32_t i = 0; i < found.count; i++) {
 			assert_int_not_equal(stage_number(&found.meta[i]), 3);
 		}
-		(void)kvs_pool_free_before(pool);
-		check(pool);
-		kvs_close(pool);
+		(void)kvs_pool_free_before(pool_);
+		check(pool_);
+		kvs_close(pool_);
 		munmap(ledger, bytes);
 		while (copy.count > 0) {
 			stage_drop(&copy, copy.held[0].name);
 		}
 	}
 	assert_true(cold < 32); /* state, generation, length and depth contradict the ledger as a whole */
-	stage_fini(&s);
+	stage_fini(&s_);
 }
 
-KV_TEST(p1_a_changed_digest_names_no_block)
+STAGE_TEST(p1_a_changed_digest_names_no_block, live_once())
 {
-	stage_t s;
-	kvs_loc_t locs[30];
-	kvs_tier_t *pool = live_once(&s, locs);
 	uint64_t bytes;
 	uint64_t *table;
 
-	kvs_close(pool);
-	table = (uint64_t *)(void *)replace(&s, "digest", 0, 1, &bytes);
+	kvs_close(pool_);
+	table = (uint64_t *)(void *)replace(&s_, "digest", 0, 1, &bytes);
 	table[SLOTS * 6 + 3 * 2 + 1] ^= 1; /* the second root of the fourth slot */
-	pool = stage_open(&s, 4, 8);
-	stage_recover(pool, &found);
+	pool_ = stage_open(&s_, 4, 8);
+	stage_recover(pool_, &found);
 	assert_int_equal(found.count, 23);
 	assert_int_equal(found.wrong, 0);
-	assert_int_equal(stage_metric(&s, KV_M_ADOPT_DROPPED), 1);
+	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_DROPPED), 1);
 	munmap(table, bytes);
-	kvs_close(pool);
-	stage_fini(&s);
 }
 
 /* Each allocation fails once: less is taken over, and all sums are right. */
@@ -499,30 +459,28 @@ KV_TEST(p5_adoption_without_memory_takes_over_less)
 	uint32_t failed = 0;
 
 	for (uint64_t nth = 1;; nth++) {
-		stage_t s;
-		kvs_loc_t locs[30];
-		kvs_tier_t *pool = NULL;
 		kv_status_t status;
 
-		kvs_close(live_once(&s, locs));
-		kv_test_fail_nth(&s.env, nth);
-		status = stage_try_open(&s, 4, 8, &pool);
+		live_once();
+		kvs_close(pool_);
+		kv_test_fail_nth(&s_.env, nth);
+		status = stage_try_open(&s_, 4, 8, &pool_);
 		if (status == KV_OK) {
-			stage_recover(pool, &found);
+			stage_recover(pool_, &found);
 			assert_int_equal(found.wrong, 0);
-			(void)kvs_pool_free_before(pool);
-			check(pool);
-			kvs_close(pool);
+			(void)kvs_pool_free_before(pool_);
+			check(pool_);
+			kvs_close(pool_);
 		}
 		/* What is left out is counted: whole blocks, or all that a ledger or a slab has. */
-		if (status == KV_OK && stage_metric(&s, KV_M_ADOPT_REFUSED) == 0) {
-			assert_int_equal(found.count + stage_metric(&s, KV_M_ADOPT_DROPPED), 24);
+		if (status == KV_OK && stage_metric(&s_, KV_M_ADOPT_REFUSED) == 0) {
+			assert_int_equal(found.count + stage_metric(&s_, KV_M_ADOPT_DROPPED), 24);
 		}
-		assert_true(status != KV_OK || found.count == 24 || stage_metric(&s, KV_M_ADOPT_DROPPED) > 0 ||
-			    stage_metric(&s, KV_M_ADOPT_REFUSED) > 0);
+		assert_true(status != KV_OK || found.count == 24 || stage_metric(&s_, KV_M_ADOPT_DROPPED) > 0 ||
+			    stage_metric(&s_, KV_M_ADOPT_REFUSED) > 0);
 		failed += status != KV_OK || found.count < 24;
-		kv_test_fail_nth(&s.env, 0);
-		stage_fini(&s);
+		kv_test_fail_nth(&s_.env, 0);
+		stage_fini(&s_);
 		if (status == KV_OK && found.count == 24) {
 			break;
 		}
