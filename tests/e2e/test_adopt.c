@@ -106,13 +106,27 @@ RIG_TEST(p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies, talks_stag
 	assert_int_equal(rig_metric(&rig_, "kvd_adopt_writers"), 0);
 }
 
+/* Messages wait, however often the daemon's loop has gone round since. */
+static int is_socket_full(void)
+{
+	for (uint32_t looks = 0; looks < 3; looks++) {
+		const uint64_t waiting = rig_metric(&rig_, "kvd_keeper_waiting_messages");
+
+		if (waiting == 0 || waiting == UINT64_MAX) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
 /* Attach until the socket to the keeper is full. */
 static void fill_socket(void *arg, int ready)
 {
 	static user_t users[1000];
 
 	(void)arg;
-	for (uint32_t i = 0; i < 1000 && rig_metric(&rig_, "kvd_keeper_waiting_messages") == 0; i++) {
+	for (uint32_t i = 0; i < 1000 && !is_socket_full(); i++) {
 		talks_attach(&rig_, &users[i]);
 	}
 	child_say(ready);
