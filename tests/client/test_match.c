@@ -19,141 +19,127 @@ static kvc_match_t match(bed_t *bed, uint32_t n)
 	return m;
 }
 
-KV_TEST(p3_match_is_the_longest_resident_prefix_in_each_tier)
-{
-	bed_t bed;
+static bed_t bed_;
+#define BED_TEST(name, buckets) KV_TEST_BETWEEN(name, bed_make(&bed_, buckets), bed_free(&bed_))
 
-	bed_make(&bed, 4096);
+BED_TEST(p3_match_is_the_longest_resident_prefix_in_each_tier, 4096)
+{
 	for (uint32_t round = 0; round < 300; round++) {
-		uint32_t n = 1 + (uint32_t)kv_test_below(&bed.t.rng, round < 100 ? 40 : 2000);
-		uint32_t any = (uint32_t)kv_test_below(&bed.t.rng, n + 1);
-		uint32_t cpu = (uint32_t)kv_test_below(&bed.t.rng, any + 1);
-		uint32_t unreadable = any + (uint32_t)kv_test_below(&bed.t.rng, n - any + 1); /* [any, unreadable) */
+		uint32_t n = 1 + (uint32_t)kv_test_below(&bed_.t.rng, round < 100 ? 40 : 2000);
+		uint32_t any = (uint32_t)kv_test_below(&bed_.t.rng, n + 1);
+		uint32_t cpu = (uint32_t)kv_test_below(&bed_.t.rng, any + 1);
+		uint32_t unreadable = any + (uint32_t)kv_test_below(&bed_.t.rng, n - any + 1); /* [any, unreadable) */
 		kvc_match_t m = {.struct_size = sizeof m};
 
 		for (uint32_t i = 0; i < any; i++) {
-			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0,
+			assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[i], 0,
 						    i < cpu ? KV_TIER_CPU | KV_TIER_DISK : KV_TIER_DISK),
 					 0);
 		}
 		for (uint32_t i = any; i < unreadable; i++) {
-			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_UNREADABLE), 0);
+			assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[i], 0, KV_TIER_UNREADABLE), 0);
 		}
-		m = match(&bed, n);
+		m = match(&bed_, n);
 		assert_int_equal(m.n, any);
 		assert_int_equal(m.n_cpu, cpu);
 		assert_int_equal(m.why, any == n ? KV_WHY_NONE : any < unreadable ? KV_WHY_UNREADABLE : KV_WHY_ABSENT);
-		((kv_mirror_header_t *)bed.mirror)->unreadable = KV_TIER_DISK;
-		m = match(&bed, n);
+		((kv_mirror_header_t *)bed_.mirror)->unreadable = KV_TIER_DISK;
+		m = match(&bed_, n);
 		assert_int_equal(m.n, cpu);
 		assert_int_equal(m.n_cpu, cpu);
 		assert_int_equal(m.why, cpu == n ? KV_WHY_NONE : cpu < unreadable ? KV_WHY_UNREADABLE : KV_WHY_ABSENT);
-		((kv_mirror_header_t *)bed.mirror)->unreadable = 0;
+		((kv_mirror_header_t *)bed_.mirror)->unreadable = 0;
 		for (uint32_t i = unreadable; i-- > 0;) {
-			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, 0), 0);
+			assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[i], 0, 0), 0);
 		}
 	}
-	assert_int_equal(match(&bed, 100).n, 0);
-	assert_int_equal(match(&bed, 0).n, 0);
-	bed_free(&bed);
+	assert_int_equal(match(&bed_, 100).n, 0);
+	assert_int_equal(match(&bed_, 0).n, 0);
 }
 
-KV_TEST(p1_only_the_whole_key_of_this_group_counts)
+BED_TEST(p1_only_the_whole_key_of_this_group_counts, 16)
 {
-	bed_t bed;
 	kv_key_t near;
 
-	bed_make(&bed, 16);
-	near = bed.keys[0];
+	near = bed_.keys[0];
 	near.b[15] ^= 1;
-	assert_int_equal(mirror_set(bed.mirror, &near, 0, KV_TIER_CPU), 0);
-	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 9, KV_TIER_CPU), 0);
-	assert_int_equal(match(&bed, 1).n, 0);
-	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_DISK), 0);
-	assert_int_equal(match(&bed, 1).n, 1);
-	assert_int_equal(match(&bed, 1).n_cpu, 0);
-	bed_free(&bed);
+	assert_int_equal(mirror_set(bed_.mirror, &near, 0, KV_TIER_CPU), 0);
+	assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[0], 9, KV_TIER_CPU), 0);
+	assert_int_equal(match(&bed_, 1).n, 0);
+	assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[0], 0, KV_TIER_DISK), 0);
+	assert_int_equal(match(&bed_, 1).n, 1);
+	assert_int_equal(match(&bed_, 1).n_cpu, 0);
 }
 
 /* Nearly full buckets: entries lie far from home, around the end of the table, and others go in between. */
-KV_TEST(p3_crowded_buckets_hide_nothing)
+BED_TEST(p3_crowded_buckets_hide_nothing, 64)
 {
-	bed_t bed;
 	uint8_t there[160] = {0};
 
-	bed_make(&bed, 64);
 	for (uint32_t step = 0; step < 20000; step++) {
-		uint32_t i = (uint32_t)kv_test_below(&bed.t.rng, 160);
+		uint32_t i = (uint32_t)kv_test_below(&bed_.t.rng, 160);
 		kvc_match_t m = {.struct_size = sizeof m};
 
 		if (there[i]) {
-			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, 0), 0);
+			assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[i], 0, 0), 0);
 			there[i] = 0;
 		} else {
-			there[i] = mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU) == 0;
+			there[i] = mirror_set(bed_.mirror, &bed_.keys[i], 0, KV_TIER_CPU) == 0;
 		}
-		i = (uint32_t)kv_test_below(&bed.t.rng, 160);
-		kvc_match(&bed.space, (const kvc_key_t *)(const void *)&bed.keys[i], 1, &m);
+		i = (uint32_t)kv_test_below(&bed_.t.rng, 160);
+		kvc_match(&bed_.space, (const kvc_key_t *)(const void *)&bed_.keys[i], 1, &m);
 		assert_int_equal(m.n, there[i]);
 	}
-	bed_free(&bed);
 }
 
-KV_TEST(p7_a_stopped_daemon_is_a_miss_within_50_ms)
+BED_TEST(p7_a_stopped_daemon_is_a_miss_within_50_ms, 64)
 {
-	bed_t bed;
-
-	bed_make(&bed, 64);
-	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_CPU), 0);
-	kv_test_advance(&bed.t, KV_MIRROR_STALE_NS);
-	assert_int_equal(match(&bed, 1).n, 1);
-	kv_test_advance(&bed.t, 1);
-	assert_int_equal(match(&bed, 1).n, 0);
-	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);
+	assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[0], 0, KV_TIER_CPU), 0);
+	kv_test_advance(&bed_.t, KV_MIRROR_STALE_NS);
+	assert_int_equal(match(&bed_, 1).n, 1);
+	kv_test_advance(&bed_.t, 1);
+	assert_int_equal(match(&bed_, 1).n, 0);
+	assert_int_equal(match(&bed_, 1).why, KV_WHY_DAEMON_STALE);
 
 	/* One that may be silent for longer. */
-	bed.map.stale_ns = 4 * KV_MIRROR_STALE_NS;
-	assert_int_equal(match(&bed, 1).n, 1);
-	kv_test_advance(&bed.t, 3 * KV_MIRROR_STALE_NS);
-	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);
-	bed.map.stale_ns = KV_MIRROR_STALE_NS;
+	bed_.map.stale_ns = 4 * KV_MIRROR_STALE_NS;
+	assert_int_equal(match(&bed_, 1).n, 1);
+	kv_test_advance(&bed_.t, 3 * KV_MIRROR_STALE_NS);
+	assert_int_equal(match(&bed_, 1).why, KV_WHY_DAEMON_STALE);
+	bed_.map.stale_ns = KV_MIRROR_STALE_NS;
 
 	/* A clock that is not ours. */
-	mirror_beat(bed.mirror, kv_now_ns(&bed.t.env) + KV_MIRROR_STALE_NS + 1);
-	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);
+	mirror_beat(bed_.mirror, kv_now_ns(&bed_.t.env) + KV_MIRROR_STALE_NS + 1);
+	assert_int_equal(match(&bed_, 1).why, KV_WHY_DAEMON_STALE);
 
 	/* The daemon has shut down. */
-	mirror_beat(bed.mirror, 0);
-	assert_int_equal(match(&bed, 1).why, KV_WHY_NO_DAEMON);
-	atomic_store(&bed.kvc.map, NULL);
-	assert_int_equal(match(&bed, 1).why, KV_WHY_NO_DAEMON);
-	bed_free(&bed);
+	mirror_beat(bed_.mirror, 0);
+	assert_int_equal(match(&bed_, 1).why, KV_WHY_NO_DAEMON);
+	atomic_store(&bed_.kvc.map, NULL);
+	assert_int_equal(match(&bed_, 1).why, KV_WHY_NO_DAEMON);
 }
 
 /* A daemon that lost its CPU inside a bucket costs the block at the end of a match, and no other. */
-KV_TEST(p5_a_bucket_locked_for_ever_costs_the_last_block)
+BED_TEST(p5_a_bucket_locked_for_ever_costs_the_last_block, 1024)
 {
 	uint32_t whole = 0;
-	bed_t bed;
 
-	bed_make(&bed, 1024);
 	for (uint32_t i = 0; i < 100; i++) {
-		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
+		assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[i], 0, KV_TIER_CPU), 0);
 	}
 	for (uint32_t i = 0; i < 100; i++) {
-		mirror_lock(bed.mirror, &bed.keys[i], 1);
+		mirror_lock(bed_.mirror, &bed_.keys[i], 1);
 		for (uint32_t n = 100; n <= 150; n += 50) {
-			kvc_match_t m = match(&bed, n);
+			kvc_match_t m = match(&bed_, n);
 
 			assert_in_range(m.n, 90, i == 99 ? 99 : 100);
 			assert_true(m.n == 100 || m.why == KV_WHY_CONTENDED);
 			whole += m.n == 100;
 		}
-		mirror_lock(bed.mirror, &bed.keys[i], 0);
+		mirror_lock(bed_.mirror, &bed_.keys[i], 0);
 	}
 	assert_in_range(whole, 180, 198); /* a few others lie in the last block's bucket */
-	assert_int_equal(match(&bed, 100).n, 100);
-	bed_free(&bed);
+	assert_int_equal(match(&bed_, 100).n, 100);
 }
 
 /* ---- while the daemon writes ----------------------------------------------------------------- */
@@ -186,19 +172,17 @@ static void *write_for_ever(void *arg)
 	return NULL;
 }
 
-KV_TEST(p1_a_match_beside_a_writer_never_says_what_never_was)
+BED_TEST(p1_a_match_beside_a_writer_never_says_what_never_was, 512)
 {
-	bed_t bed;
-	writer_t writer = {.bed = &bed};
+	writer_t writer = {.bed = &bed_};
 	pthread_t thread;
 
-	bed_make(&bed, 512);
 	for (uint32_t i = 0; i < STABLE; i++) {
-		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
+		assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[i], 0, KV_TIER_CPU), 0);
 	}
 	assert_int_equal(pthread_create(&thread, NULL, write_for_ever, &writer), 0);
 	for (uint32_t answers = 0; answers < 10000;) {
-		kvc_match_t m = match(&bed, 1000);
+		kvc_match_t m = match(&bed_, 1000);
 
 		if (m.why == KV_WHY_CONTENDED) { /* the writer has lost its CPU inside a bucket, for as long as the
 						    machine likes */
@@ -211,7 +195,6 @@ KV_TEST(p1_a_match_beside_a_writer_never_says_what_never_was)
 	}
 	atomic_store(&writer.stop, 1);
 	pthread_join(thread, NULL);
-	bed_free(&bed);
 }
 
 /* ---- no system call -------------------------------------------------------------------------- */
@@ -277,20 +260,17 @@ KV_TEST(match_makes_no_system_call)
 	bed_free(&bed);
 }
 
-KV_TEST(match_looks_at_few_cache_lines)
+BED_TEST(match_looks_at_few_cache_lines, 65536)
 {
-	bed_t bed;
 	kvc_match_t m = {.struct_size = sizeof m};
 
-	bed_make(&bed, 65536);
 	for (uint32_t i = 0; i < 7373; i++) {
-		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
+		assert_int_equal(mirror_set(bed_.mirror, &bed_.keys[i], 0, KV_TIER_CPU), 0);
 	}
-	m = match(&bed, 8192);
+	m = match(&bed_, 8192);
 	assert_int_equal(m.n, 7373);
 	assert_int_equal(m.n_cpu, 7373);
 	assert_in_range(m.probes, 7, 30);
-	bed_free(&bed);
 }
 
 /* ---- the checks of a lease --------------------------------------------------------------------- */

@@ -196,9 +196,8 @@ static void send_finish(side_t *side, uint64_t id)
 	assert_int_equal(kvd_link_send(side->link, KVD_NET_FINISH, &message), KV_OK);
 }
 
-KV_TEST(p10_two_that_have_the_key_talk_and_know_each_other)
+KV_TEST_BETWEEN(p10_two_that_have_the_key_talk_and_know_each_other, start("key", "key"), end_both())
 {
-	start("key", "key");
 	assert_int_equal(kvd_link_state(a_.link), KVD_LINK_OPEN);
 	assert_int_equal(kvd_link_state(b_.link), KVD_LINK_OPEN);
 	assert_int_equal(a_.opened + b_.opened, 2);
@@ -212,7 +211,6 @@ KV_TEST(p10_two_that_have_the_key_talk_and_know_each_other)
 		carry(&a_, &b_);
 		assert_int_equal(a_.last, id);
 	}
-	end_both();
 }
 
 /* Neither side is open, for these reasons. */
@@ -257,11 +255,10 @@ KV_TEST(p10_an_identity_is_the_configured_one_to_the_letter)
 }
 
 /* Everything a dialler has ever said, said again by somebody without the key. */
-KV_TEST(p10_a_recorded_handshake_opens_nothing)
+KV_TEST_BETWEEN(p10_a_recorded_handshake_opens_nothing, start("key", "key"), end_both())
 {
 	side_t again;
 
-	start("key", "key");
 	send_finish(&a_, 7);
 	carry(&a_, &b_);
 	assert_int_equal(b_.received, 1);
@@ -272,22 +269,19 @@ KV_TEST(p10_a_recorded_handshake_opens_nothing)
 	assert_int_equal(kvd_link_state(again.link), KVD_LINK_DEAD);
 	assert_int_equal(kvd_link_status(again.link), KV_ERR_SECRET);
 	end_side(&again);
-	end_both();
 }
 
 /* What we say when we dial is of no use to be dialled. */
-KV_TEST(p10_a_hello_that_is_sent_back_is_refused)
+KV_TEST_BETWEEN(p10_a_hello_that_is_sent_back_is_refused, start("key", "key"), end_both())
 {
 	side_t mirror;
 
-	start("key", "key");
 	side_init(&mirror, "a", "b", "key");
 	accept_link(&mirror);
 	deliver(&mirror, a_.sent, a_.sent_len);
 	assert_int_equal(kvd_link_status(mirror.link), KV_ERR_NOT_FOUND);
 	assert_int_equal(mirror.opened, 0);
 	end_side(&mirror);
-	end_both();
 }
 
 /* The bytes of one frame after the handshake, not delivered yet. */
@@ -383,9 +377,8 @@ KV_TEST(p5_little_is_taken_before_the_handshake)
 }
 
 /* One byte at a time, each soon after the one before. */
-KV_TEST(p5_a_slow_handshake_is_ended)
+KV_TEST_BETWEEN(p5_a_slow_handshake_is_ended, init_both("key", "key"), end_both())
 {
-	init_both("key", "key");
 	dial_link(&a_);
 	accept_link(&b_);
 	while (take_sent(&a_) == 0) {
@@ -396,7 +389,6 @@ KV_TEST(p5_a_slow_handshake_is_ended)
 		assert_true(i < 21);
 	}
 	assert_int_equal(kvd_link_status(b_.link), KV_ERR_TIMEOUT);
-	end_both();
 }
 
 KV_TEST(p5_a_link_on_which_nothing_is_heard_is_ended)
@@ -427,13 +419,11 @@ KV_TEST(p5_a_link_on_which_nothing_is_heard_is_ended)
 }
 
 /* Whatever `opened` answers ends the link: a name that is taken. */
-KV_TEST(p10_a_name_that_is_taken_is_refused)
+KV_TEST_BETWEEN(p10_a_name_that_is_taken_is_refused, init_both("key", "key"), end_both())
 {
-	init_both("key", "key");
 	b_.answers = KV_ERR_EXISTS;
 	start_both();
 	assert_int_equal(kvd_link_status(b_.link), KV_ERR_EXISTS);
-	end_both();
 }
 
 KV_TEST(p10_the_name_of_another_daemon_is_refused)
@@ -533,13 +523,12 @@ KV_TEST(p10_a_server_with_a_certificate_is_no_peer)
 /* ---- a full queue ---------------------------------------------------------------------------- */
 
 /* Nobody reads. That a transfer has ended is told when they do, or its owner would wait for the deadline. */
-KV_TEST(p5_what_ends_a_transfer_waits_behind_a_full_queue)
+KV_TEST_BETWEEN(p5_what_ends_a_transfer_waits_behind_a_full_queue, start("key", "key"), end_both())
 {
 	static uint8_t tail[1u << 20];
 	const kvd_net_finish_t finish = {.id = 1};
 	kv_status_t status = KV_OK;
 
-	start("key", "key");
 	for (uint32_t len = sizeof tail; len > 0; len /= 2) {
 		const kvd_net_end_t end = {.tail = {tail, len}};
 
@@ -552,7 +541,6 @@ KV_TEST(p5_what_ends_a_transfer_waits_behind_a_full_queue)
 		assert_int_equal(kvd_link_send(a_.link, KVD_NET_FINISH, &finish), KV_OK);
 	}
 	assert_int_equal(kvd_link_state(a_.link), KVD_LINK_OPEN);
-	end_both();
 }
 
 static int ignore_sigpipe(void **state)

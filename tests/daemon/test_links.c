@@ -179,24 +179,21 @@ static kvd_link_state_t serve_peer(void)
 	return kvd_link_state(dialled_);
 }
 
-KV_TEST(p6_silent_strangers_keep_no_peer_out)
+KV_TEST_BETWEEN(p6_silent_strangers_keep_no_peer_out, start_net("127.0.0.1"), end_net())
 {
-	start_net("127.0.0.1");
 	add_strangers("127.0.0.1", STRANGERS); /* its own address: another program there */
 	dial_as_peer();
 	assert_int_equal(serve_peer(), KVD_LINK_OPEN);
 	assert_true(net_.strangers <= 32);
 	kvd_link_free(dialled_);
 	close_strangers(STRANGERS);
-	end_net();
 }
 
 /* It is slow to say its name, and meanwhile others come. */
-KV_TEST(p6_a_configured_address_is_kept_before_strangers)
+KV_TEST_BETWEEN(p6_a_configured_address_is_kept_before_strangers, start_net("127.0.0.2"), end_net())
 {
 	int slow;
 
-	start_net("127.0.0.2");
 	add_strangers("127.0.0.3", STRANGERS / 2);
 	slow = connect_from("127.0.0.2");
 	kvd_net_peers_step(&net_);
@@ -207,7 +204,6 @@ KV_TEST(p6_a_configured_address_is_kept_before_strangers)
 	assert_true(net_.refused_links >= STRANGERS - 32);
 	close(slow);
 	close_strangers(STRANGERS);
-	end_net();
 }
 
 /* Where the peer listens: it takes connections, and closes them. */
@@ -241,18 +237,16 @@ static void refuse_dialler(int other)
 }
 
 /* What the other side refuses before it has heard a name says nothing about this peer: the next try is soon. */
-KV_TEST(p6_a_refusal_before_the_name_does_not_slow_dialling)
+KV_TEST_BETWEEN(p6_a_refusal_before_the_name_does_not_slow_dialling, start_net("127.0.0.1"), end_net())
 {
 	int other;
 
-	start_net("127.0.0.1");
 	other = listen_as_peer();
 	for (uint32_t tries = 0; tries < 20; tries++) {
 		refuse_dialler(other);
 		assert_true(net_.peers[0].retry_ns - net_.now_ns <= UINT64_C(200000000));
 	}
 	close(other);
-	end_net();
 }
 
 /* It dials us: with our own key and name, as the peer that it expects. */
@@ -304,18 +298,16 @@ static void open_ucx(void)
 }
 
 /* kvctl peers shows what is wrong now. */
-KV_TEST(p10_an_old_error_is_forgotten_once_the_link_is_up)
+KV_TEST_BETWEEN(p10_an_old_error_is_forgotten_once_the_link_is_up, start_net("127.0.0.1"), end_net())
 {
 	kvd_net_peer_t *peer = &net_.peers[0];
 
-	start_net("127.0.0.1");
 	open_ucx();
 	snprintf(peer->error, sizeof peer->error, "cannot connect: an old story");
 	accept_as_peer();
 	assert_int_equal(say_ready(0), KVD_PEER_UP);
 	assert_string_equal(peer->error, "");
 	kvd_link_free(dialled_);
-	end_net();
 }
 
 /* The peer has the key, and sends this as the address of its worker. */
@@ -329,27 +321,23 @@ static void send_address(kv_slice_t address)
 	kvd_net_peers_step(&net_);
 }
 
-KV_TEST(p6_a_bad_address_of_a_peer_ends_its_link_only)
+KV_TEST_BETWEEN(p6_a_bad_address_of_a_peer_ends_its_link_only, start_net("127.0.0.1"), end_net())
 {
-	start_net("127.0.0.1");
 	open_ucx();
 	send_address(kv_slice_str("\2no address"));
 	assert_null(net_.peers[0].inbound);
 	assert_int_equal(net_.refused_frames, 1);
 	assert_non_null(strstr(net_.peers[0].error, "UCX address"));
 	kvd_link_free(dialled_);
-	end_net();
 }
 
 /* Where the other side says that bytes come over UCX, and there is none here. */
-KV_TEST(p10_a_peer_that_sends_over_what_we_have_not_is_not_up)
+KV_TEST_BETWEEN(p10_a_peer_that_sends_over_what_we_have_not_is_not_up, start_net("127.0.0.1"), end_net())
 {
-	start_net("127.0.0.1");
 	accept_as_peer();
 	assert_int_equal(kvd_net_peer_state(&net_.peers[0]), KVD_PEER_DIALLING);
 	assert_int_equal(say_ready(0), KVD_PEER_DOWN);
 	kvd_link_free(dialled_);
-	end_net();
 }
 
 static void step_both(void)
@@ -370,17 +358,15 @@ static void take_ticket(kv_slice_t ucx_address)
 }
 
 /* UCX here has no transport to that peer: its bytes go as if it had none. */
-KV_TEST(p7_a_peer_without_a_transport_of_ucx_has_its_bytes_over_tls)
+KV_TEST_BETWEEN(p7_a_peer_without_a_transport_of_ucx_has_its_bytes_over_tls, start_net("127.0.0.1"), end_net())
 {
 	static const uint8_t no_devices[] = {0x20, 1, 2, 3, 4, 5, 6, 7, 8, 0xff};
 
-	start_net("127.0.0.1");
 	open_ucx();
 	take_ticket((kv_slice_t){no_devices, sizeof no_devices});
 	assert_int_equal(ticket_len_, KVD_NET_TICKET);
 	assert_null(net_.peers[0].inbound->ep);
 	kvd_link_free(dialled_);
-	end_net();
 }
 
 /* A connection of the peer for bytes, with this ticket, until it is taken or refused. */
@@ -402,13 +388,12 @@ static kvd_link_t *dial_bytes(const uint8_t *ticket, uint32_t refused)
 	return link;
 }
 
-KV_TEST(p10_bytes_go_to_the_connection_that_has_the_ticket_and_to_one)
+KV_TEST_BETWEEN(p10_bytes_go_to_the_connection_that_has_the_ticket_and_to_one, start_net("127.0.0.1"), end_net())
 {
 	const kvd_net_ask_t ask = {.id = 7, .layout = kv_slice_str(""), .ns = kv_slice_str("default")};
 	uint8_t wrong[KVD_NET_TICKET];
 	kvd_link_t *links[3];
 
-	start_net("127.0.0.1");
 	take_ticket((kv_slice_t){NULL, 0});
 	assert_int_equal(kvd_link_send(dialled_, KVD_NET_ASK, &ask), KV_OK);
 	for (uint32_t i = 0; i < STEPS && end_.id != ask.id; i++) {
@@ -427,7 +412,6 @@ KV_TEST(p10_bytes_go_to_the_connection_that_has_the_ticket_and_to_one)
 		kvd_link_free(links[i]);
 	}
 	kvd_link_free(dialled_);
-	end_net();
 }
 
 /* ---- keys that change ------------------------------------------------------------------------ */
@@ -453,12 +437,11 @@ static void read_keys(uint32_t count, const char *const secrets[])
 }
 
 /* A link with the key before stays while that is there, ends when nothing is under way, or in time. */
-KV_TEST(p7_a_key_is_changed_under_a_link)
+KV_TEST_BETWEEN(p7_a_key_is_changed_under_a_link, start_net("127.0.0.1"), end_net())
 {
 	static const char *const both[] = {"another key of 16", KEY};
 	kvd_net_peer_t *peer = &net_.peers[0];
 
-	start_net("127.0.0.1");
 	dial_as_peer();
 	assert_int_equal(serve_peer(), KVD_LINK_OPEN);
 	peer->serving = 1;
@@ -480,18 +463,16 @@ KV_TEST(p7_a_key_is_changed_under_a_link)
 	kvd_net_peers_step(&net_);
 	assert_null(peer->inbound); /* at once: there is none */
 	kvd_link_free(dialled_);
-	end_net();
 }
 
 /* The other side does not have the first one yet. */
-KV_TEST(p7_the_key_before_is_dialled_with_where_the_new_one_is_refused)
+KV_TEST_BETWEEN(p7_the_key_before_is_dialled_with_where_the_new_one_is_refused, start_net("127.0.0.1"), end_net())
 {
 	static const char *const both[] = {"another key of 16", KEY};
 	kvd_link_config_t config = peer_config();
 	kvd_net_peer_t *peer = &net_.peers[0];
 	int other;
 
-	start_net("127.0.0.1");
 	read_keys(2, both);
 	other = listen_as_peer();
 	assert_int_equal(fcntl(other, F_SETFL, O_NONBLOCK), 0);
@@ -514,15 +495,13 @@ KV_TEST(p7_the_key_before_is_dialled_with_where_the_new_one_is_refused)
 	assert_int_equal(peer->counts.breaks, 0); /* and nobody was told of it */
 	close(other);
 	kvd_link_free(dialled_);
-	end_net();
 }
 
 /* Of the handshake of another version: said once. */
-KV_TEST(p10_a_peer_without_tls_is_counted)
+KV_TEST_BETWEEN(p10_a_peer_without_tls_is_counted, start_net("127.0.0.1"), end_net())
 {
 	int other;
 
-	start_net("127.0.0.1");
 	for (uint32_t i = 0; i < 2; i++) {
 		int fd = connect_from("127.0.0.1");
 
@@ -538,7 +517,6 @@ KV_TEST(p10_a_peer_without_tls_is_counted)
 	refuse_dialler(other);
 	assert_non_null(strstr(net_.peers[0].error, "upgrade the other side"));
 	close(other);
-	end_net();
 }
 
 static int ignore_sigpipe(void **state)

@@ -280,21 +280,19 @@ KV_TEST(p1_messages_on_a_stream_land_byte_for_byte)
 	}
 }
 
-KV_TEST(p1_a_message_that_nobody_wants_leaves_the_next_one_whole)
+KV_TEST_BETWEEN(p1_a_message_that_nobody_wants_leaves_the_next_one_whole, open_streams(), close_streams())
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 
-	open_streams();
 	push_messages(&rng);
 	messages_[0].is_unwanted = messages_[5].is_unwanted = 1;
 	run(SIZE_MAX);
 	assert_int_equal(check_messages(), MESSAGES - 2);
 	assert_false(messages_[0].is_landed || messages_[5].is_landed);
-	close_streams();
 }
 
 /* Where a record ends is the sender's affair. */
-KV_TEST(p1_messages_that_share_a_record_are_told_apart)
+KV_TEST_BETWEEN(p1_messages_that_share_a_record_are_told_apart, open_streams(), close_streams())
 {
 	struct {
 		kvd_envelope_t envelope;
@@ -303,7 +301,6 @@ KV_TEST(p1_messages_that_share_a_record_are_told_apart)
 	} both[2] = {{.envelope.batch = 1, .bytes = 8}, {.envelope.batch = 2, .bytes = 8, .data = "landed"}};
 	size_t n = 0;
 
-	open_streams();
 	run(SIZE_MAX);
 	for (uint32_t i = 0; i < 2; i++) {
 		both[i].envelope.ticket[3] = (uint8_t)(i + 4);
@@ -316,7 +313,6 @@ KV_TEST(p1_messages_that_share_a_record_are_told_apart)
 	assert_int_equal(kvd_stream_state(asker_.stream), KVD_STREAM_OPEN);
 	assert_true(messages_[1].is_landed);
 	assert_string_equal((const char *)messages_[1].landed, "landed");
-	close_streams();
 }
 
 /* One bit anywhere, of a record's head, its bytes or its tag. */
@@ -435,11 +431,10 @@ KV_TEST(p1_a_reset_ends_every_push_and_lands_no_part)
 }
 
 /* AES-GCM must not see too many records under one key. */
-KV_TEST(p10_a_stream_renews_its_key)
+KV_TEST_BETWEEN(p10_a_stream_renews_its_key, open_streams(), close_streams())
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 
-	open_streams();
 	kvd_tls_set_records(owner_.tls, 3);
 	for (uint32_t i = 0; i < 5; i++) {
 		push_messages(&rng);
@@ -448,7 +443,6 @@ KV_TEST(p10_a_stream_renews_its_key)
 	}
 	assert_true(kvd_tls_renewals(owner_.tls) > 5 * MESSAGES / 3);
 	assert_int_equal(kvd_tls_renewals(asker_.tls), 0);
-	close_streams();
 }
 
 /* Links and other streams wait for no more than this. */
@@ -473,24 +467,20 @@ KV_TEST(p5_a_stream_does_a_bounded_part_at_a_time)
 	close_streams();
 }
 
-KV_TEST(p10_an_owner_that_is_told_something_ends_the_stream)
+KV_TEST_BETWEEN(p10_an_owner_that_is_told_something_ends_the_stream, open_streams(), close_streams())
 {
 	size_t n;
 
-	open_streams();
 	run(SIZE_MAX);
 	assert_int_equal(kvd_tls_write(asker_.tls, "x", 1, &n), KV_OK);
 	run(SIZE_MAX);
 	assert_int_equal(kvd_stream_status(owner_.stream), KV_ERR_PROTO);
-	close_streams();
 }
 
-KV_TEST(p5_a_stream_without_an_answer_is_ended)
+KV_TEST_BETWEEN(p5_a_stream_without_an_answer_is_ended, open_streams(), close_streams())
 {
-	open_streams();
 	(void)kvd_stream_progress(asker_.stream, kv_now_ns(&kv_env_posix) + 2 * KVD_STREAM_ANSWER_NS);
 	assert_int_equal(kvd_stream_status(asker_.stream), KV_ERR_TIMEOUT);
-	close_streams();
 }
 
 static int setup(void **state)

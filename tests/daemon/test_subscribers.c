@@ -241,12 +241,11 @@ static void publish(uint32_t count)
 
 /* ---- what they try --------------------------------------------------------------------------- */
 
-KV_TEST(p5_subscribers_that_never_read_share_one_buffer)
+KV_TEST_BETWEEN(p5_subscribers_that_never_read_share_one_buffer, begin(), finish())
 {
 	uint64_t before;
 	int fds[SUBSCRIBERS];
 
-	begin();
 	publish(1);
 	before = resident();
 	for (uint32_t i = 0; i < SUBSCRIBERS; i++) {
@@ -259,18 +258,16 @@ KV_TEST(p5_subscribers_that_never_read_share_one_buffer)
 	for (uint32_t i = 0; i < SUBSCRIBERS; i++) {
 		close(fds[i]);
 	}
-	finish();
 }
 
 /* The message it was in the midst of comes whole, then the oldest that is left. */
-KV_TEST(p9_a_slow_subscriber_gets_whole_messages_and_sees_the_gap)
+KV_TEST_BETWEEN(p9_a_slow_subscriber_gets_whole_messages_and_sees_the_gap, begin(), finish())
 {
 	static uint8_t payload[65536];
 	uint64_t seq, next = 0, gaps = 0;
 	size_t len;
 	int fd;
 
-	begin();
 	fd = subscribed();
 	publish(1000);
 	do {
@@ -284,16 +281,14 @@ KV_TEST(p9_a_slow_subscriber_gets_whole_messages_and_sees_the_gap)
 	publish(1);
 	assert_int_equal(message(fd, payload, &len), 1000);
 	close(fd);
-	finish();
 }
 
-KV_TEST(p5_a_frame_is_refused_when_it_is_announced)
+KV_TEST_BETWEEN(p5_a_frame_is_refused_when_it_is_announced, begin(), finish())
 {
 	static const uint8_t huge[] = {2, 0, 0, 0, 0, 0x80, 0, 0, 0}, topic[65536];
 	uint64_t before;
 	int fd;
 
-	begin();
 	before = resident();
 	fd = greet();
 	if (send_bytes(fd, huge, sizeof huge)) {
@@ -304,17 +299,15 @@ KV_TEST(p5_a_frame_is_refused_when_it_is_announced)
 	assert_in_range(resident() - before, 0, BUDGET);
 	assert_true(reaches(KV_M_SUBSCRIBERS_REFUSED, 1));
 	close(fd);
-	finish();
 }
 
-KV_TEST(p5_subscriptions_cost_nothing_however_many)
+KV_TEST_BETWEEN(p5_subscriptions_cost_nothing_however_many, begin(), finish())
 {
 	static uint8_t one[2 + 256];
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint64_t before;
 	int fd;
 
-	begin();
 	fd = greet();
 	before = resident();
 	one[1] = 255;
@@ -326,10 +319,9 @@ KV_TEST(p5_subscriptions_cost_nothing_however_many)
 	ping(fd);
 	assert_in_range(resident() - before, 0, BUDGET);
 	close(fd);
-	finish();
 }
 
-KV_TEST(p5_a_thousand_connections_cost_no_more_than_the_limit)
+KV_TEST_BETWEEN(p5_a_thousand_connections_cost_no_more_than_the_limit, begin(), finish())
 {
 	static uint8_t payload[65536];
 	static int fds[1000];
@@ -337,7 +329,6 @@ KV_TEST(p5_a_thousand_connections_cost_no_more_than_the_limit)
 	size_t len;
 	int fd;
 
-	begin();
 	before = resident();
 	for (uint32_t i = 0; i < 1000; i++) {
 		fds[i] = dial();
@@ -361,10 +352,9 @@ KV_TEST(p5_a_thousand_connections_cost_no_more_than_the_limit)
 	publish(1);
 	(void)message(fd, payload, &len);
 	close(fd);
-	finish();
 }
 
-KV_TEST(p10_who_speaks_another_protocol_is_closed)
+KV_TEST_BETWEEN(p10_who_speaks_another_protocol_is_closed, begin(), finish())
 {
 	static const char *const words[] = {"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: "
 					    "somebody-who-is-lost/1.0\r\n\r\n", /* 64 bytes and more */
@@ -374,7 +364,6 @@ KV_TEST(p10_who_speaks_another_protocol_is_closed)
 					    "...................."};
 	static const size_t lens[] = {71, 76, 76};
 
-	begin();
 	for (size_t i = 0; i < KV_COUNT_OF(words); i++) {
 		int fd = dial();
 
@@ -383,11 +372,10 @@ KV_TEST(p10_who_speaks_another_protocol_is_closed)
 		close(fd);
 	}
 	assert_int_equal(kv_metric_get(&metrics_, KV_M_SUBSCRIBERS_REFUSED), 3);
-	finish();
 }
 
 /* A whole conversation with bytes of it changed, left out or said twice. */
-KV_TEST(p6_garbage_ends_only_its_own_subscriber)
+KV_TEST_BETWEEN(p6_garbage_ends_only_its_own_subscriber, begin(), finish())
 {
 	static const uint8_t talk[] = {255, 0,   0,        0,   0,   0,   0,   0,   1,   127, 3,   1,   'N', 'U',
 				       'L', 'L', [64] = 4, 25,  5,   'R', 'E', 'A', 'D', 'Y', 11,  'S', 'o', 'c',
@@ -398,7 +386,6 @@ KV_TEST(p6_garbage_ends_only_its_own_subscriber)
 	kv_test_rng_t rng = {kv_test_seed()};
 	int watch, fd;
 
-	begin();
 	watch = greet();
 	for (uint32_t round = 0; round < 3000; round++) {
 		uint8_t said[2 * sizeof talk];
@@ -421,7 +408,6 @@ KV_TEST(p6_garbage_ends_only_its_own_subscriber)
 	}
 	ping(watch);
 	close(watch);
-	finish();
 }
 
 /* ---- large batches --------------------------------------------------------------------------- */
@@ -503,12 +489,10 @@ static void publish_whole(uint32_t block_tokens)
 	free(tokens);
 }
 
-KV_TEST(p9_a_large_event_goes_out_in_pieces_that_follow_each_other)
+KV_TEST_BETWEEN(p9_a_large_event_goes_out_in_pieces_that_follow_each_other, begin(), finish())
 {
-	begin();
 	publish_whole(16);    /* in one */
 	publish_whole(256);   /* 256 KiB of tokens: in several */
 	publish_whole(20000); /* the tokens of one block fit no message: without them, in one */
 	assert_int_equal(kv_metric_get(&metrics_, KV_M_EVENTS_LOST), 0);
-	finish();
 }

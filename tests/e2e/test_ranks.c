@@ -345,74 +345,68 @@ static uint32_t match(bed_t *bed)
 	return m.n;
 }
 
+static bed_t bed_;
+#define BED_TEST(name) KV_TEST_BETWEEN(name, bed_make(&bed_), bed_free(&bed_))
+
 /* ---- what is promised ------------------------------------------------------------------------ */
 
-KV_TEST(p1_ranks_fill_the_schedulers_puts_and_read_its_leases)
+BED_TEST(p1_ranks_fill_the_schedulers_puts_and_read_its_leases)
 {
 	kvc_handle_t handle;
 	kvc_lease_t *full, *window;
-	bed_t bed;
 
-	bed_make(&bed);
-	put_all(&bed, 0, 0);
-	assert_int_equal(match(&bed), 0); /* the window's blocks are not there */
-	assert_null(lease(&bed, 1, 4, LEN, &handle));
-	put_all(&bed, 1, 4);
-	UNTIL(&bed, match(&bed) == LEN);
+	put_all(&bed_, 0, 0);
+	assert_int_equal(match(&bed_), 0); /* the window's blocks are not there */
+	assert_null(lease(&bed_, 1, 4, LEN, &handle));
+	put_all(&bed_, 1, 4);
+	UNTIL(&bed_, match(&bed_) == LEN);
 
-	full = lease(&bed, 0, 2, LEN, &handle);
+	full = lease(&bed_, 0, 2, LEN, &handle);
 	assert_non_null(full);
 	for (uint32_t i = 0; i < RANKS; i++) {
-		assert_int_equal(command_rank(&bed, i, OP_READ, &handle, 0, 0), KVC_OK);
+		assert_int_equal(command_rank(&bed_, i, OP_READ, &handle, 0, 0), KVC_OK);
 	}
-	window = lease(&bed, 1, 4, LEN, &handle);
+	window = lease(&bed_, 1, 4, LEN, &handle);
 	assert_non_null(window);
 	for (uint32_t i = 0; i < RANKS; i++) {
-		assert_int_equal(command_rank(&bed, i, OP_READ, &handle, 0, 0), KVC_OK);
+		assert_int_equal(command_rank(&bed_, i, OP_READ, &handle, 0, 0), KVC_OK);
 	}
 	handle.first++; /* damaged on its way */
-	assert_int_equal(command_rank(&bed, 0, OP_READ, &handle, 0, 0), KVC_ERR_ARG);
-	assert_null(lease(&bed, 1, 3, LEN, &handle)); /* block 3 of the window was never put */
+	assert_int_equal(command_rank(&bed_, 0, OP_READ, &handle, 0, 0), KVC_ERR_ARG);
+	assert_null(lease(&bed_, 1, 3, LEN, &handle)); /* block 3 of the window was never put */
 	kvc_release((kvc_lease_t *const[]){full, window}, 2);
-	bed_free(&bed);
 }
 
-KV_TEST(p4_a_rank_that_gives_up_ends_the_put_for_all)
+BED_TEST(p4_a_rank_that_gives_up_ends_the_put_for_all)
 {
 	kvc_handle_t handle;
 	kvc_put_t *put;
-	bed_t bed;
 
-	bed_make(&bed);
-	put = put_start(&bed, 0, 0, &handle);
-	assert_int_equal(command_rank(&bed, 0, OP_WRITE, &handle, 0, LEN), KVC_OK);
-	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
-	assert_int_equal(command_rank(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK); /* all of its blocks are in */
-	UNTIL(&bed, rig_metric(&bed.rig, "kvd_put_blocks_total") == LEN / 2);
-	assert_int_equal(command_rank(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
-	assert_int_equal(put_ends(&bed, put), KVC_ERR_REVOKED);
+	put = put_start(&bed_, 0, 0, &handle);
+	assert_int_equal(command_rank(&bed_, 0, OP_WRITE, &handle, 0, LEN), KVC_OK);
+	assert_int_equal(command_rank(&bed_, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
+	assert_int_equal(command_rank(&bed_, 0, OP_LET_GO, NULL, 0, 0), KVC_OK); /* all of its blocks are in */
+	UNTIL(&bed_, rig_metric(&bed_.rig, "kvd_put_blocks_total") == LEN / 2);
+	assert_int_equal(command_rank(&bed_, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	assert_int_equal(put_ends(&bed_, put), KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	bed_free(&bed);
 }
 
-KV_TEST(p4_a_put_revoked_before_its_ranks_import_it_leaks_nothing)
+BED_TEST(p4_a_put_revoked_before_its_ranks_import_it_leaks_nothing)
 {
 	kvc_handle_t handle;
 	kvc_put_t *put;
-	bed_t bed;
 
-	bed_make(&bed);
-	put = put_start(&bed, 0, 0, &handle);
+	put = put_start(&bed_, 0, 0, &handle);
 	kvc_put_free(put);
-	rig_check_quiet(&bed.rig); /* while all members live: no slot waits for a rank */
-	assert_true(command_rank(&bed, 1, OP_WRITE, &handle, 0, LEN) != KVC_OK);
-	assert_int_equal(command_rank(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
-	put = put_start(&bed, 0, 0, &handle);
-	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &handle, 0, 1), KVC_OK);
+	rig_check_quiet(&bed_.rig); /* while all members live: no slot waits for a rank */
+	assert_true(command_rank(&bed_, 1, OP_WRITE, &handle, 0, LEN) != KVC_OK);
+	assert_int_equal(command_rank(&bed_, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	put = put_start(&bed_, 0, 0, &handle);
+	assert_int_equal(command_rank(&bed_, 1, OP_WRITE, &handle, 0, 1), KVC_OK);
 	kvc_put_free(put);
-	assert_int_equal(command_rank(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
-	rig_check_quiet(&bed.rig);
-	bed_free(&bed);
+	assert_int_equal(command_rank(&bed_, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	rig_check_quiet(&bed_.rig);
 }
 
 /* A rank that never reads the end of a put, and detaches: its process lives on. */
@@ -451,42 +445,36 @@ KV_TEST(p4_a_rank_that_detaches_holds_nothing_back)
 	rig_fini(&bed.rig);
 }
 
-KV_TEST(p1_a_lease_given_back_under_a_view_reads_nothing)
+BED_TEST(p1_a_lease_given_back_under_a_view_reads_nothing)
 {
 	kvc_handle_t handle;
 	kvc_lease_t *taken;
-	bed_t bed;
 
-	bed_make(&bed);
-	put_all(&bed, 0, 0);
-	taken = lease(&bed, 0, 0, LEN, &handle);
+	put_all(&bed_, 0, 0);
+	taken = lease(&bed_, 0, 0, LEN, &handle);
 	assert_non_null(taken);
-	assert_int_equal(command_rank(&bed, 0, OP_HOLD, &handle, 0, 0), KVC_OK);
-	assert_int_equal(command_rank(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed_, 0, OP_HOLD, &handle, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed_, 0, OP_READ_HELD, NULL, 0, 0), KVC_OK);
 	kvc_release(&taken, 1);
-	rig_check_quiet(&bed.rig); /* a view holds nothing */
-	assert_int_equal(command_rank(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_ERR_REVOKED);
-	assert_int_equal(command_rank(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK);
-	bed_free(&bed);
+	rig_check_quiet(&bed_.rig); /* a view holds nothing */
+	assert_int_equal(command_rank(&bed_, 0, OP_READ_HELD, NULL, 0, 0), KVC_ERR_REVOKED);
+	assert_int_equal(command_rank(&bed_, 0, OP_LET_GO, NULL, 0, 0), KVC_OK);
 }
 
-KV_TEST(p1_a_rank_reports_a_bad_block_of_the_schedulers_lease)
+BED_TEST(p1_a_rank_reports_a_bad_block_of_the_schedulers_lease)
 {
 	kvc_handle_t handle;
 	kvc_lease_t *taken;
-	bed_t bed;
 
-	bed_make(&bed);
-	put_all(&bed, 0, 0);
-	put_all(&bed, 1, 4);
-	UNTIL(&bed, match(&bed) == LEN);
-	rig_written(&bed.rig);
-	taken = lease(&bed, 1, 4, LEN, &handle);
+	put_all(&bed_, 0, 0);
+	put_all(&bed_, 1, 4);
+	UNTIL(&bed_, match(&bed_) == LEN);
+	rig_written(&bed_.rig);
+	taken = lease(&bed_, 1, 4, LEN, &handle);
 	assert_non_null(taken);
-	assert_int_equal(command_rank(&bed, 1, OP_BAD, &handle, 6, 0), KVC_OK);
-	assert_true(rig_metric_reaches(&bed.rig, "kvd_bad_blocks_total", 1));
+	assert_int_equal(command_rank(&bed_, 1, OP_BAD, &handle, 6, 0), KVC_OK);
+	assert_true(rig_metric_reaches(&bed_.rig, "kvd_bad_blocks_total", 1));
 	kvc_release(&taken, 1);
-	bed_free(&bed);
 }
 
 static int is_there(const bed_t *bed, uint32_t block)
@@ -497,68 +485,62 @@ static int is_there(const bed_t *bed, uint32_t block)
 	return kvc_explain_group(bed->user.space, 0, bed->keys + block, 1, &tier, &why) == KVC_OK && tier > 0;
 }
 
-KV_TEST(p4_a_rank_that_dies_ends_its_puts)
+BED_TEST(p4_a_rank_that_dies_ends_its_puts)
 {
 	kvc_handle_t handle;
 	kvc_put_t *put;
-	bed_t bed;
 
-	bed_make(&bed);
-	put = put_start(&bed, 0, 0, &handle);
-	assert_int_equal(command_rank(&bed, 0, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
-	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
-	UNTIL(&bed, is_there(&bed, LEN / 2 - 1u)); /* the daemon has heard both */
-	kill(bed.pid[1], SIGKILL);
-	assert_int_equal(waitpid(bed.pid[1], NULL, 0), bed.pid[1]);
-	close(bed.orders[1]);
-	assert_int_equal(put_ends(&bed, put), KVC_ERR_REVOKED);
+	put = put_start(&bed_, 0, 0, &handle);
+	assert_int_equal(command_rank(&bed_, 0, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
+	assert_int_equal(command_rank(&bed_, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
+	UNTIL(&bed_, is_there(&bed_, LEN / 2 - 1u)); /* the daemon has heard both */
+	kill(bed_.pid[1], SIGKILL);
+	assert_int_equal(waitpid(bed_.pid[1], NULL, 0), bed_.pid[1]);
+	close(bed_.orders[1]);
+	assert_int_equal(put_ends(&bed_, put), KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	assert_int_equal(command_rank(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK);
-	rig_check_quiet(&bed.rig);
-	bed.orders[1] = 0;
-	rank_start(&bed, 1);
-	assert_int_equal(answer_of(&bed, 1), KVC_OK);
-	put_all(&bed, 0, LEN / 2); /* below the half that both ranks had handed in */
-	bed_free(&bed);
+	assert_int_equal(command_rank(&bed_, 0, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	rig_check_quiet(&bed_.rig);
+	bed_.orders[1] = 0;
+	rank_start(&bed_, 1);
+	assert_int_equal(answer_of(&bed_, 1), KVC_OK);
+	put_all(&bed_, 0, LEN / 2); /* below the half that both ranks had handed in */
 }
 
-KV_TEST(p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work)
+BED_TEST(p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work)
 {
 	kvc_handle_t old_lease, old_put, handle;
 	kvc_lease_t *taken;
 	kvc_put_t *put;
-	bed_t bed;
 
-	bed_make(&bed);
-	put_all(&bed, 0, 0);
-	rig_written(&bed.rig);
-	taken = lease(&bed, 0, 0, LEN, &old_lease);
+	put_all(&bed_, 0, 0);
+	rig_written(&bed_.rig);
+	taken = lease(&bed_, 0, 0, LEN, &old_lease);
 	assert_non_null(taken);
-	put = put_start(&bed, 1, 4, &old_put);
-	assert_int_equal(command_rank(&bed, 0, OP_HOLD, &old_lease, 0, 0), KVC_OK);
-	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &old_put, 4, 2), KVC_OK);
+	put = put_start(&bed_, 1, 4, &old_put);
+	assert_int_equal(command_rank(&bed_, 0, OP_HOLD, &old_lease, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed_, 1, OP_WRITE, &old_put, 4, 2), KVC_OK);
 
-	(void)rig_kill(&bed.rig, SIGKILL);
-	assert_int_equal(put_ends(&bed, put), KVC_ERR_CLOSED); /* nobody gave it up */
-	rig_start(&bed.rig);
-	assert_int_equal(command_rank(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_ERR_REVOKED);
-	UNTIL(&bed, kvc_poll(bed.user.kvc, 0) == KVC_OK);
-	assert_true(command_rank(&bed, 0, OP_READ, &old_lease, 0, 0) < 0);
+	(void)rig_kill(&bed_.rig, SIGKILL);
+	assert_int_equal(put_ends(&bed_, put), KVC_ERR_CLOSED); /* nobody gave it up */
+	rig_start(&bed_.rig);
+	assert_int_equal(command_rank(&bed_, 0, OP_READ_HELD, NULL, 0, 0), KVC_ERR_REVOKED);
+	UNTIL(&bed_, kvc_poll(bed_.user.kvc, 0) == KVC_OK);
+	assert_true(command_rank(&bed_, 0, OP_READ, &old_lease, 0, 0) < 0);
 	for (uint32_t i = 0; i < RANKS; i++) {
-		assert_int_equal(command_rank(&bed, i, OP_LET_GO, NULL, 0, 0), KVC_OK);
+		assert_int_equal(command_rank(&bed_, i, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	}
 	kvc_release(&taken, 1);
 	kvc_put_free(put);
 
 	/* A rank may be back later than the scheduler: until then it says so. */
-	UNTIL(&bed, (taken = lease(&bed, 0, 0, LEN, &handle)) != NULL); /* from disk */
+	UNTIL(&bed_, (taken = lease(&bed_, 0, 0, LEN, &handle)) != NULL); /* from disk */
 	for (uint32_t i = 0; i < RANKS; i++) {
 		kvc_status_t status = KVC_PENDING;
 
-		UNTIL(&bed, (status = command_rank(&bed, i, OP_READ, &handle, 0, 0)) == KVC_OK || status > 0);
+		UNTIL(&bed_, (status = command_rank(&bed_, i, OP_READ, &handle, 0, 0)) == KVC_OK || status > 0);
 		assert_int_equal(status, KVC_OK);
-		assert_int_equal(command_rank(&bed, i, OP_READ, &old_lease, 0, 0), KVC_ERR_REVOKED);
+		assert_int_equal(command_rank(&bed_, i, OP_READ, &old_lease, 0, 0), KVC_ERR_REVOKED);
 	}
 	kvc_release(&taken, 1);
-	bed_free(&bed);
 }
