@@ -113,7 +113,6 @@ void fake_flip(fake_t *fake, uint32_t slot, size_t byte);
 void fake_reset_space(fake_t *fake); /* the next epoch */
 void fake_retire_slab(fake_t *fake);
 void fake_finish_puts(fake_t *fake, kv_status_t status);
-void fake_evict(fake_t *fake, uint32_t keep); /* all blocks but those of the first `keep` slots */
 uint32_t fake_visible(fake_t *fake);
 uint32_t fake_open_leases(fake_t *fake);
 uint64_t fake_ring_records(fake_t *fake); /* report records written by the newest member */

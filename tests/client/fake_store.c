@@ -397,18 +397,6 @@ void fake_finish_puts(fake_t *fake, kv_status_t status)
 	pthread_mutex_unlock(&fake->lock);
 }
 
-void fake_evict(fake_t *fake, uint32_t keep)
-{
-	pthread_mutex_lock(&fake->lock);
-	for (uint32_t i = FAKE_SLOTS; i-- > keep;) {
-		if (fake->blocks[i].state == 2) {
-			(void)mirror_set(fake->mirror.base, &fake->blocks[i].key, fake->blocks[i].group, 0);
-			fake->blocks[i].state = 0;
-		}
-	}
-	pthread_mutex_unlock(&fake->lock);
-}
-
 uint32_t fake_visible(fake_t *fake)
 {
 	uint32_t n = 0;

@@ -134,8 +134,6 @@ uint32_t raw_put(raw_member_t *member, const kv_key_t *keys, uint32_t n, uint8_t
 kv_status_t raw_acquire(raw_member_t *member, const kv_key_t *keys, uint32_t n, kv_msg_acquire_reply_t *reply);
 /* Close and unmap. */
 void raw_leave(raw_member_t *member);
-/* Put n blocks from the root with a durable acknowledgement; returns the blocks it names. */
-uint32_t raw_put_durable(raw_member_t *member, const kv_key_t *keys, uint32_t n, uint8_t pattern);
 /* Keys that belong to nobody else in this test: a hash of (seed, i). */
 void raw_keys(uint64_t seed, kv_key_t *keys, uint32_t n);
 

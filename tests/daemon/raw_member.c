@@ -181,20 +181,6 @@ uint32_t raw_put(raw_member_t *member, const kv_key_t *keys, uint32_t n, uint8_t
 	return put.put == 0 ? put.already : put_rest(member, &put, pattern);
 }
 
-uint32_t raw_put_durable(raw_member_t *member, const kv_key_t *keys, uint32_t n, uint8_t pattern)
-{
-	kv_msg_put_start_t ask = {.flags = 1};
-	kv_msg_put_start_reply_t put;
-	kv_msg_durable_t durable;
-
-	assert_int_equal(put_start(member, &ask, keys, n, &put), KV_OK);
-	assert_int_equal(put_rest(member, &put, pattern), n);
-	assert_int_equal(raw_notice(member->fd, KV_CODE_DURABLE, RAW_TIMEOUT_MS, &durable), 1);
-	assert_true(durable.put == put.put && durable.status == KV_OK);
-
-	return durable.n;
-}
-
 kv_status_t raw_acquire(raw_member_t *member, const kv_key_t *keys, uint32_t n, kv_msg_acquire_reply_t *reply)
 {
 	kv_key_t ladder[KV_MAX_LADDER];

@@ -120,6 +120,20 @@ static inline kvs_loc_t put(kvs_tier_t *t, uint32_t slot_class, const kvs_geomet
 	return loc;
 }
 
+/* What comes of it when the memory is there, or has been refused. */
+static inline kv_status_t alloc_settled(kvs_tier_t *tier, uint32_t class, kvs_state_t slot_state)
+{
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+	kv_status_t status;
+
+	while ((status = kvs_alloc(tier, class, slot_state, 1, &meta, &loc)) == KV_ERR_BUSY) {
+		usleep(100);
+	}
+
+	return status;
+}
+
 static inline void check(kvs_tier_t *t)
 {
 	char detail[256];

@@ -30,17 +30,6 @@ static int take_slab(void *ctx)
 	return fd;
 }
 
-static uint32_t count_fds(void)
-{
-	uint32_t n = 0;
-
-	for (int fd = 0; fd < 512; fd++) {
-		n += fcntl(fd, F_GETFD) >= 0;
-	}
-
-	return n;
-}
-
 static kvs_tier_t *open_pool(kv_test_env_t *t, stock_t *stock, uint32_t slabs)
 {
 	kvs_pool_config_t config = pool_config(&metrics_, (uint64_t)slabs * SLAB, SLAB);
@@ -71,7 +60,7 @@ KV_TEST(p5_foreign_memory_is_used_to_the_slab_and_never_touched)
 {
 	kv_test_env_t t;
 	stock_t stock = {.left = 3};
-	uint32_t class, fds = count_fds(), n;
+	uint32_t class, fds = kv_test_count_fds(getpid(), ""), n;
 	static kvs_loc_t locs[400];
 	kvs_slab_info_t info;
 	kvs_usage_t usage;
@@ -109,7 +98,7 @@ KV_TEST(p5_foreign_memory_is_used_to_the_slab_and_never_touched)
 	check(pool);
 	kvs_close(pool);
 	assert_int_equal(kv_metric_get(&metrics_, KV_M_GPU_BYTES), 0);
-	assert_int_equal(count_fds(), fds);
+	assert_int_equal(kv_test_count_fds(getpid(), ""), fds);
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
@@ -118,7 +107,7 @@ KV_TEST(p8_a_foreign_slab_changes_hands_as_fresh_memory)
 {
 	kv_test_env_t t;
 	stock_t stock = {.left = 2};
-	uint32_t class[2], n, fds = count_fds();
+	uint32_t class[2], n, fds = kv_test_count_fds(getpid(), "");
 	static kvs_loc_t locs[400];
 	const kvs_rebalance_ops_t *ops;
 	kvs_slab_desc_t desc;
@@ -153,7 +142,7 @@ KV_TEST(p8_a_foreign_slab_changes_hands_as_fresh_memory)
 	assert_int_equal(desc.slot_class, class[1]);
 	check(pool);
 	kvs_close(pool);
-	assert_int_equal(count_fds(), fds);
+	assert_int_equal(kv_test_count_fds(getpid(), ""), fds);
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 

@@ -4,7 +4,6 @@
 #include "cpu/slab/carve.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -18,26 +17,12 @@ static const kvs_geometry_t shapes[] = {
 	{.block_bytes = 1u << 20, .heads = 8, .leaves = 16, .leaf_bytes = 8192, .page_bytes = 8192},
 };
 
-/* Memory that the pre-fault thread has not touched yet is waited for. */
-static kv_status_t alloc_soon(kvs_tier_t *pool, uint32_t class, uint64_t owner)
-{
-	kvs_meta_t meta = meta_of(1);
-	kvs_loc_t loc;
-	kv_status_t status;
-
-	while ((status = kvs_alloc(pool, class, KVS_PUT, owner, &meta, &loc)) == KV_ERR_BUSY) {
-		usleep(100);
-	}
-
-	return status;
-}
-
 static uint64_t fill(kvs_tier_t *pool, uint32_t class)
 {
 	uint64_t n = 0;
 	kv_status_t status;
 
-	while ((status = alloc_soon(pool, class, n)) == KV_OK) {
+	while ((status = alloc_settled(pool, class, KVS_PUT)) == KV_OK) {
 		n++;
 	}
 	assert_int_equal(status, KV_ERR_FULL);
@@ -167,21 +152,10 @@ static int fail_populate(void *base, uint64_t bytes)
 static const kvs_sys_t sys_failing = {
 	.memfd = fail_memfd, .resize = fail_resize, .map = fail_map, .seal = fail_seal, .populate = fail_populate};
 
-static int open_fds(void)
-{
-	int n = 0;
-
-	for (int fd = 0; fd < 256; fd++) {
-		n += fcntl(fd, F_GETFD) >= 0;
-	}
-
-	return n;
-}
-
 KV_TEST(p6_every_refusal_of_the_kernel_is_survived)
 {
 	static const int errors[] = {EMFILE, ENOMEM};
-	int fds = open_fds();
+	const uint32_t fds = kv_test_count_fds(getpid(), "");
 	uint64_t undisturbed = 0;
 
 	for (uint64_t n = 0; n <= 48; n++) {
@@ -206,7 +180,7 @@ KV_TEST(p6_every_refusal_of_the_kernel_is_survived)
 			assert_int_equal(slots, undisturbed);
 		}
 		pool_end();
-		assert_int_equal(open_fds(), fds);
+		assert_int_equal(kv_test_count_fds(getpid(), ""), fds);
 	}
 }
 
@@ -225,7 +199,7 @@ POOL_TEST(p6_no_descriptor_is_not_taken_for_no_huge_page, pool_set_up(8u << 20, 
 
 KV_TEST(p6_every_failed_allocation_is_survived)
 {
-	int fds = open_fds();
+	const uint32_t fds = kv_test_count_fds(getpid(), "");
 
 	pool_set_up(256u << 10, 64u << 10);
 	config_.prefault = 1;
@@ -244,7 +218,7 @@ KV_TEST(p6_every_failed_allocation_is_survived)
 		}
 		assert_true(status == KV_OK || (status == KV_ERR_NOMEM && kv_test_failed(&t_)));
 		pool_end();
-		assert_int_equal(open_fds(), fds);
+		assert_int_equal(kv_test_count_fds(getpid(), ""), fds);
 	}
 }
 

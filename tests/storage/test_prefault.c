@@ -318,20 +318,6 @@ static int data_refused(void *base, uint64_t bytes)
 	return atomic_load(&refuse_data) ? -ENOMEM : kvs_sys_posix.populate(base, bytes);
 }
 
-/* What comes of it when the memory is there, or has been refused. */
-static kv_status_t alloc_settled(kvs_tier_t *tier, uint32_t class, kvs_state_t slot_state)
-{
-	kvs_meta_t meta = meta_of(1);
-	kvs_loc_t loc;
-	kv_status_t status;
-
-	while ((status = kvs_alloc(tier, class, slot_state, 1, &meta, &loc)) == KV_ERR_BUSY) {
-		usleep(1000);
-	}
-
-	return status;
-}
-
 /* Bytes of this process that are in memory. */
 static uint64_t resident(void)
 {
