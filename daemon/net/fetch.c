@@ -289,7 +289,7 @@ kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const 
 	return KV_OK;
 }
 
-/* Nothing of it yet. Who does not come for it within its time, or has given it up by then, does not come any more. */
+/* Nothing of it yet. Who does not come for it within its time, or has given it up by then, does not come. */
 static kv_status_t begin_handover(kvd_fetch_t *fetch)
 {
 	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
