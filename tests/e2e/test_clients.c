@@ -196,11 +196,12 @@ static uint64_t answer_ns(const rig_t *rig)
 	return strtoull(at + strlen("\"sum_ns\":"), NULL, 10);
 }
 
-RIG_TEST(p5_answers_are_timed_from_their_requests, rig_begin(&rig_, 0))
+RIG_TEST(p5_answers_are_timed_from_their_requests, rig_init(&rig_, 0))
 {
 	const uint64_t start = rig_now_ms();
 	user_t user;
 
+	rig_start(&rig_);
 	user_attach(&user, &rig_, "timed");
 	user_leave(&user);
 	assert_true(rig_metric_is(&rig_, "kvd_members", 0));
