@@ -480,7 +480,7 @@ kv_status_t kvk_ep_exchange(const kvk_ep_exchange_t *config, int *heaps, kvk_ep_
 	exchange_t x = {.config = config,
 			.fault = fault,
 			.ranks = ranks,
-			.all = ((1u << ranks) - 1u) & ~(1u << config->rank),
+			.all = config->rank < ranks ? ((1u << ranks) - 1u) & ~(1u << config->rank) : 0,
 			.listener = -1,
 			.own = {.magic = KVK_EP_MESSAGE_MAGIC,
 				.rank = config->rank,
@@ -498,7 +498,8 @@ kv_status_t kvk_ep_exchange(const kvk_ep_exchange_t *config, int *heaps, kvk_ep_
 		heaps[r] = -1;
 	}
 	if (config->rank >= ranks) {
-		return fail(&x, KV_ERR_ARG, 0, "the plan has no rank %u", config->rank);
+		(void)snprintf(fault->why, sizeof fault->why, "the plan has no rank %u", config->rank);
+		return KV_ERR_ARG;
 	}
 	if (open_socket(&x) == KV_OK) {
 		run(&x);
