@@ -40,7 +40,7 @@ lint_tidy() {
 
 # Functions of at most 70 lines and 6 parameters, files of at most 1,000 lines, folders of source of at most 25 files.
 lint_size() {
-	report "$(all_c | xargs wc -l | awk '$2 != "total" && $1 > 1000 {print $2 ": file of " $1 " lines, at most 1,000"}')"
+	report "$({ all_c; sources '*.cu' '*.cuh'; } | xargs wc -l | awk '$2 != "total" && $1 > 1000 {print $2 ": file of " $1 " lines, at most 1,000"}')"
 	report "$(all_c | grep -v '^tests/' | awk '{sub("/[^/]*$", ""); files[$0]++} END {for (folder in files) if (files[folder] > 25) print folder ": folder of " files[folder] " files, at most 25"}')"
 	report "$(all_c | grep '\.c$' | xargs awk '
 		FNR == 1 {inside = 0}

@@ -15,8 +15,8 @@
 typedef struct kvd_publisher kvd_publisher_t;
 
 typedef struct kvd_publisher_config {
-	const kvd_options_t *
-		options; /* where, for which namespaces (known by their place), under which topics, and who may connect */
+	/* Where, for which namespaces (known by their place), under which topics, and who may connect. */
+	const kvd_options_t *options;
 	uint64_t buffer_bytes; /* of each namespace's ring */
 	uint64_t log_bytes;    /* what an endpoint keeps for slow subscribers (zmtp.h) */
 	uint32_t max_subscribers;
