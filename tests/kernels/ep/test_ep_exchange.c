@@ -364,21 +364,31 @@ KV_TEST(p10_a_second_process_of_a_rank_is_refused_and_disturbs_nobody)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
+/* This rank is at rank 0, and both have said HELLO. */
+static int enter(uint32_t rank)
+{
+	const kvk_ep_message_t hello = message(KVK_EP_HELLO, rank);
+	const int raw = connect_to(0);
+	int passed;
+
+	send_hello(raw, &hello);
+	assert_int_equal(read_message(raw, &passed).kind, KVK_EP_HELLO);
+	close(passed);
+
+	return raw;
+}
+
 KV_TEST(p6_what_one_rank_gives_up_for_all_do)
 {
 	kvk_ep_message_t m;
 	int raw, passed;
 
 	start(0);
-	raw = connect_to(0);
-	m = message(KVK_EP_HELLO, 1);
-	send_hello(raw, &m);
+	raw = enter(1);
 	m = message(KVK_EP_GIVE_UP, 1);
 	m.status = KV_ERR_CLOSED;
 	m.lost = 1u << 2 | 1u << 30; /* of ranks that there are not it keeps nothing */
 	send_bytes(raw, &m, sizeof m, NULL, 0);
-	assert_int_equal(read_message(raw, &passed).kind, KVK_EP_HELLO);
-	close(passed);
 	assert_int_equal(read_message(raw, &passed).lost, 1u << 2);
 	finish(KV_ERR_CLOSED, 1u << 2, "rank 1 gives up: the session has ended");
 }
@@ -391,11 +401,7 @@ KV_TEST(p6_of_ranks_that_are_not_ready_those_that_do_not_answer_are_named)
 
 	start(0);
 	for (uint32_t r = 1; r <= 2; r++) {
-		raw[r - 1] = connect_to(0);
-		m = message(KVK_EP_HELLO, r);
-		send_hello(raw[r - 1], &m);
-		assert_int_equal(read_message(raw[r - 1], &passed).kind, KVK_EP_HELLO);
-		close(passed);
+		raw[r - 1] = enter(r);
 	}
 	assert_int_equal(read_message(raw[1], &passed).kind, KVK_EP_READY);
 	kv_test_advance(&w.env, UINT64_C(10000000000)); /* the default */
@@ -410,15 +416,8 @@ KV_TEST(p6_of_ranks_that_are_not_ready_those_that_do_not_answer_are_named)
 
 KV_TEST(p6_a_rank_that_ends_amid_the_exchange_is_named_at_once)
 {
-	kvk_ep_message_t m;
-	int raw, passed;
-
 	start(0);
-	raw = connect_to(0);
-	m = message(KVK_EP_HELLO, 1);
-	send_hello(raw, &m);
-	(void)read_message(raw, &passed);
-	close(passed);
+	(void)enter(1);
 	close(w.opened[--w.count]);
 	finish(KV_ERR_CLOSED, 1u << 1, "rank 1 has ended");
 }
