@@ -35,13 +35,14 @@ static const u_profile_t profiles[] = {
 static void choose_event(world_t *w)
 {
 	const u_profile_t *p = w->profile;
+	const int due = p->killed > 0 && w->seen.killed == 0 && w->wr.step > STEPS / 2; /* whatever chance has done */
 	u_step_t *now = &w->now;
 
 	if (!w->wr.rig.pid) {
 		return;
 	}
 	now->moment = (u_moment_t)u_roll(w, MOMENTS);
-	if (u_one_in(w, p->killed)) {
+	if (u_one_in(w, p->killed) || due) {
 		now->event = DAEMON_KILLED;
 	} else if (u_one_in(w, w->layer_skipped ? 3 : p->closed)) {
 		now->event = WORKER_CLOSED;
