@@ -46,7 +46,7 @@ LEFT = {
     "get_finished_count": "every rank reports",
     "requires_piecewise_for_cudagraph": "a graph of the whole step has no loads by layers",
     "set_host_xfer_buffer_ops": "the pool is the host's buffer",
-    "supports_divergent_local_hybrid_hits": "no recurrent state is stored",
+    "supports_divergent_local_hybrid_hits": "where only the store has a state, the blocks before it are loaded, too",
     "has_pending_block_frees": "nothing waits for blocks that kvd holds",
     "register_finished_partial_tail": "a prompt's tail is saved while the request lives",
     "finish_forward": "copies are ordered behind the step on the device",
@@ -194,8 +194,8 @@ def implemented() -> frozenset[str]:
 @functools.cache
 def served_specs() -> frozenset[str]:
     plugin = ast.parse((KVD / "kvd_vllm" / "identity.py").read_text())
-    kinds = {node.targets[0].id: ast.literal_eval(node.value) for node in plugin.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("FULL", "WINDOW")}
-    return frozenset(kinds["FULL"] + kinds["WINDOW"])
+    named = [(getattr(node.targets[0], "id", ""), node.value) for node in plugin.body if isinstance(node, ast.Assign)]
+    return frozenset(kind for name, value in named if name in ("FULL", "WINDOW", "STATE") for kind in ast.literal_eval(value))
 
 
 def synchronous(version: str, found: dict[str, Any]) -> list[str]:

@@ -93,6 +93,7 @@ ROWS: dict[str, Callable[[], Any]] = {
     "hash_sizes": lambda: _has(HASHES, "resolve_kv_cache_block_sizes"),  # tokens a block hash covers; else computed from the groups
     "publishable": _publishable,
     "cpu_isa": lambda: _has("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa"),  # how the CPU backend packs a page
+    "conv_layout": lambda: _has("vllm.model_executor.layers.mamba.mamba_utils", "get_conv_state_layout"),  # the order inside the convolution's state
     "bind_manager": lambda: _has(BASE, "KVConnectorBase_V1.bind_kv_cache_manager") is not None,  # 0.30: the cache manager is given; before: the block pool
 }
 
@@ -191,14 +192,21 @@ class LoadWays:
     preempts: bool = False
 
 
-def load_ways(mode: Mode, wanted: str, groups: int = 1, survivors: tuple[Survivor, ...] = SURVIVORS) -> LoadWays:
-    """wanted: option `mode`; groups: of the KV cache. An engine that is in no row gets asynchronous loads only."""
+def only_async(groups: list[Any]) -> str:
+    """Why loads of such a cache (identity.Group) are asynchronous in every engine; empty: they need not be."""
+    if any(group.state for group in groups):
+        return "the engine copies states before a step's loads begin"
+    return f"there are {len(groups)} KV groups" if len(groups) > 1 else ""
+
+
+def load_ways(mode: Mode, wanted: str, why_not: str = "", survivors: tuple[Survivor, ...] = SURVIVORS) -> LoadWays:
+    """wanted: option `mode`; why_not: of the KV cache, see only_async(). An engine that is in no row gets asynchronous loads only."""
     row = next((row for row in survivors if row.mode == mode), None)
     if wanted == "async":
         return LoadWays(frozenset(), "loads are asynchronous: mode=async", False)
     known = row is not None and (not row.preempts or recovery.is_known())
-    if row is not None and known and groups == 1:
+    if row is not None and known and not why_not:
         how = " by preemption" if row.preempts else ""
         return LoadWays(row.ways, f"synchronous loads are used ({', '.join(sorted(row.ways))}): {mode.text()} survives a failed one{how} ({row.proof})", False, row.preempts)
-    why = f"{mode.text()} is not known to survive a failed synchronous load" if row is None else f"there are {groups} KV groups" if known else f"the source of this {mode.text()} is not the one whose recovery is known"
+    why = f"{mode.text()} is not known to survive a failed synchronous load" if row is None else why_not if known else f"the source of this {mode.text()} is not the one whose recovery is known"
     return LoadWays(frozenset(), f"loads are asynchronous{', mode=sync is refused' if wanted == 'sync' else ''}: {why}", wanted == "sync")

@@ -87,6 +87,11 @@ def _tensor_parallel_rank(vllm_config: Any) -> int:
         return int(getattr(vllm_config.parallel_config, "rank", 0))
 
 
+def _parts(layer: Any) -> list[Any]:
+    """The tensors of a layer: one, but of a layer with states in some releases one for each of them."""
+    return list(layer) if isinstance(layer, (list, tuple)) else [layer]
+
+
 class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     """An object for each half: `role` says which."""
 
@@ -133,7 +138,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         for complaint in complaints:
             logger.warning("kvd: %s", complaint)
         self._space = identity.describe(vllm_config, kv_cache_config, self._options, self._compat)
-        self._ways = compat.load_ways(compat.mode_of(vllm_config, self._compat["version"]), self._options["mode"], len(self._space.groups))
+        self._ways = compat.load_ways(compat.mode_of(vllm_config, self._compat["version"]), self._options["mode"], compat.only_async(self._space.groups))
         if self._half == "scheduler":
             self._open_scheduler()
 
@@ -336,23 +341,25 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._attempt("register_cross_layers_kv_cache", split)
 
     def _describe(self, tensors: list[list[Any]], rank: int) -> list[dict[str, Any]]:
-        """Every group's cache as the C side takes it."""
+        """Every group's cache as the C side takes it. `tensors`: of a group, of its layers; a layer with states may have several."""
         space = self._space
         head, layer = space.place(rank)
         described = []
         for group, own in zip(space.groups, tensors):
-            if space.shape is None:
+            if group.state:
+                pages = [layout.states(_parts(layer), space.max_blocks, group.page_bytes) for layer in own]
+            elif space.shape is None:
                 pages = [layout.opaque(tensor, space.max_blocks, group.page_bytes) for tensor in own]
             else:
                 pages = [layout.structured(tensor, space.max_blocks, space.shape) for tensor in own]
             described.append(layout.paged(pages, group.number, layer, head, group.block_tokens))
         return described
 
-    def _memory(self, tensors: list[list[Any]]) -> dict[str, Any]:
+    def _memory(self, tensors: list[Any]) -> dict[str, Any]:
         """The memory the cache is in, and the function that returns the engine's current stream."""
         space = self._space
-        devices = {str(tensor.device) for own in tensors for tensor in own}
-        if len(devices) != 1 or tensors[0][0].device.type != space.device:
+        devices = {str(tensor.device) for tensor in tensors}
+        if len(devices) != 1 or tensors[0].device.type != space.device:
             raise Declined(f"the cache lies on {', '.join(sorted(devices))}, not on one {space.device} device")
         if space.device != "cuda":
             return {"memory": _kvd.MEMORY_HOST, "device": 0, "measure": 0, "stream_of": None}
@@ -360,15 +367,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
         torch.cuda.synchronize()
-        return {"memory": _kvd.MEMORY_CUDA, "device": tensors[0][0].device.index, "measure": 1, "stream_of": raw}
+        return {"memory": _kvd.MEMORY_CUDA, "device": tensors[0].device.index, "measure": 1, "stream_of": raw}
 
-    def _find_device(self, tensors: list[list[Any]]) -> str:
+    def _find_device(self, tensor: Any) -> str:
         wanted = self._options["device"]
         if wanted != "auto" or self._space.device != "cuda":
             return "" if wanted in ("auto", "none") else wanted
         import torch
 
-        uuid = getattr(torch.cuda.get_device_properties(tensors[0][0].device), "uuid", None)
+        uuid = getattr(torch.cuda.get_device_properties(tensor.device), "uuid", None)
         return f"GPU-{str(uuid).lower().removeprefix('gpu-')}" if uuid else ""
 
     def _layers(self) -> tuple[dict[str, int], tuple[Any, ...]] | None:
@@ -390,10 +397,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         rank = _tensor_parallel_rank(self._vllm_config)
         tensors = [[kv_caches[name] for name in group.layers] for group in space.groups]
         described = self._describe(tensors, rank)
+        parts = [[part for layer in own for part in _parts(layer)] for own in tensors]
+        everything = [part for own in parts for part in own]
         layers = self._layers()
         config = {
             **self._common(),
-            **self._memory(tensors),
+            **self._memory(everything),
             "meta_class": KvdMetadata,
             "prove": self._prove,
             "report_class": KvdReports,
@@ -413,10 +422,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             c = self._c = _kvd.Worker(config)
         except ValueError as error:
             raise Declined(str(error)) from error
-        for group, own in zip(space.groups, tensors):
+        for group, own in zip(space.groups, parts):
             self_test.run(c, group.number, own, space.max_blocks)
         self._read_weights(c, rank)
-        self._device = self._find_device(tensors)
+        self._device = self._find_device(everything[0])
         self.handle_preemptions = c.begin_step
         self.bind_connector_metadata = c.start_async_loads
         self.start_load_kv = c.run_sync_loads

@@ -15,6 +15,7 @@ from kvd_vllm.errors import Declined
 CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
 FULL = ("FullAttentionSpec", "MLAAttentionSpec")
 WINDOW = ("SlidingWindowSpec",)
+STATE = ("MambaSpec",)
 MAX_VALUE = 1000
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "half": "f16", "fp8": "fp8_e4m3"}
 
@@ -25,12 +26,14 @@ class Group:
 
     number: int
     block_tokens: int
-    window: int  # tokens; 0: full attention
+    window: int  # tokens; 0: full attention, or a state
     layers: tuple[str, ...]
     page_bytes: int
+    state: bool = False  # a block holds what its layers know at its end, not something of each token
 
     def text(self) -> str:
-        return f"{self.number}:window:{self.block_tokens}:{self.window}" if self.window else f"{self.number}:full:{self.block_tokens}"
+        rule = "state" if self.state else "window" if self.window else "full"
+        return f"{self.number}:{rule}:{self.block_tokens}" + (f":{self.window}" if self.window else "")
 
 
 @dataclass
@@ -104,16 +107,27 @@ def _group(number: int, group: Any) -> Group:
     kind = type(spec).__name__
     if any(type(other) is not type(spec) or other.page_size_bytes != spec.page_size_bytes or other.block_size != spec.block_size for other in specs):
         raise Declined(f"KV cache group {number} holds layers with pages of different sizes")
-    if kind not in FULL + WINDOW:
-        raise Declined(f"KV cache group {number} is {kind}; served are {', '.join(FULL + WINDOW)}")
-    if getattr(spec, "tokens_per_state", 1) != 1:
+    if kind not in FULL + WINDOW + STATE:
+        raise Declined(f"KV cache group {number} is {kind}; served are {', '.join(FULL + WINDOW + STATE)}")
+    if kind in STATE:
+        _check_state(number, spec)
+    elif getattr(spec, "tokens_per_state", 1) != 1:
         raise Declined(f"KV cache group {number} keeps one state for several tokens")
     if not getattr(group, "enable_kv_transfer", True) or not getattr(spec, "prefix_cacheable", True) or getattr(group, "host_resident", False):
         raise Declined(f"KV cache group {number} is not to be transferred")
     window = spec.sliding_window - 1 if kind in WINDOW else 0
     if kind in WINDOW and window < 1:
         raise Declined(f"KV cache group {number} has a window of {spec.sliding_window} tokens")
-    return Group(number, spec.block_size, window, tuple(group.layer_names), spec.page_size_bytes)
+    return Group(number, spec.block_size, window, tuple(group.layer_names), spec.page_size_bytes, kind in STATE)
+
+
+def _check_state(number: int, spec: Any) -> None:
+    """Served is the mode in which the engine ends its chunks at the ends of blocks, and leaves there the state of just these tokens."""
+    mode = getattr(spec, "mamba_cache_mode", "none")
+    if mode != "align":
+        raise Declined(f"KV cache group {number} keeps states in mode {mode}; served is align")
+    if getattr(spec, "num_speculative_blocks", 0):
+        raise Declined(f"KV cache group {number} keeps states of drafts, too")
 
 
 def groups_of(kv_cache_config: Any, compat: dict[str, Any]) -> list[Group]:
@@ -203,17 +217,28 @@ def _extra(vllm_config: Any, groups: list[Group], whole: bool) -> str:
     return canonical(extra)
 
 
-def _page_format(vllm_config: Any, kv_cache_config: Any, groups: list[Group], compat: dict[str, Any]) -> str:
+def _page_format(vllm_config: Any, kv_cache_config: Any, compat: dict[str, Any]) -> str:
     """The CPU backend packs keys for its instruction set, and the packing may change with any release."""
     import torch
 
-    spec = _specs(kv_cache_config.kv_cache_groups[0].kv_cache_spec)[0]
-    isa = "plain"
-    if compat["cpu_isa"] is not None and type(spec).__name__ != "MLAAttentionSpec":
-        isa = compat["cpu_isa"](vllm_config.model_config.dtype, spec.block_size, spec.head_size, vllm_config.cache_config.cache_dtype)
+    specs = [_specs(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+    spec = next((own[0] for own in specs if type(own[0]).__name__ not in STATE), None)
+    isa, kind, shape = "plain", "none", ""
+    if spec is not None:
+        kind, shape = type(spec).__name__, f"h{spec.num_kv_heads}d{spec.head_size}"
+        if compat["cpu_isa"] is not None and kind != "MLAAttentionSpec":
+            isa = compat["cpu_isa"](vllm_config.model_config.dtype, spec.block_size, spec.head_size, vllm_config.cache_config.cache_dtype)
     level = torch.backends.cpu.get_cpu_capability()
-    shape = f"h{spec.num_kv_heads}d{spec.head_size}"
-    return f"vllm-cpu/{compat['version']}/{isa}/{level}/{type(spec).__name__}/{shape}/tp{vllm_config.parallel_config.tensor_parallel_size}"
+    states = [_state_format(one) for own in specs for one in own if type(one).__name__ in STATE]
+    if states:
+        order = compat["conv_layout"]() if compat["conv_layout"] else "unknown"
+        shape += "/states-" + hashlib.sha256(json.dumps([order, states]).encode()).hexdigest()[:16]
+    return f"vllm-cpu/{compat['version']}/{isa}/{level}/{kind}/{shape}/tp{vllm_config.parallel_config.tensor_parallel_size}"
+
+
+def _state_format(spec: Any) -> list[Any]:
+    kind = getattr(spec.mamba_type, "name", str(spec.mamba_type))
+    return [kind, [list(shape) for shape in spec.shapes], [str(dtype) for dtype in spec.dtypes], spec.page_size_bytes]
 
 
 def _cache_dtype(vllm_config: Any) -> str:
@@ -242,6 +267,8 @@ def _page_shape(spec: Any, dtype: str) -> layout.Shape:
 
 def _shape(vllm_config: Any, kv_cache_config: Any) -> layout.Shape:
     """The shape of all groups."""
+    if any(type(_specs(group.kv_cache_spec)[0]).__name__ in STATE for group in kv_cache_config.kv_cache_groups):
+        raise Declined("states in memory of a GPU are not served by this version")
     specs = [spec for group in kv_cache_config.kv_cache_groups for spec in _specs(group.kv_cache_spec)]
     shapes = {_page_shape(spec, _cache_dtype(vllm_config)) for spec in specs}
     if len(shapes) != 1:
@@ -284,6 +311,8 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     resolve = compat["hash_sizes"]
     hash_tokens = int(resolve(kv_cache_config, vllm_config)[1]) if resolve else math.gcd(*(group.block_tokens for group in groups))
     hash_text, none_hash, reason = _hash(vllm_config, compat, options["hash"])
+    if any(group.state and group.block_tokens != hash_tokens for group in groups):
+        raise Declined(f"states at ends of blocks are found by prefixes of whole blocks; the engine looks for prefixes of {hash_tokens} tokens")
     layers = max(len(group.layers) for group in groups)
     world = parallel.tensor_parallel_size
     shape = _shape(vllm_config, kv_cache_config) if device == "cuda" else None
@@ -291,7 +320,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         block, page_format = layout.Block(_total_heads(vllm_config, shape, layers), layers, shape.tokens, shape.k, shape.v, shape.dtype), "canonical"
     else:
         block = layout.opaque_block(world * layers, groups[0].block_tokens, groups[0].page_bytes)
-        page_format = _page_format(vllm_config, kv_cache_config, groups, compat)
+        page_format = _page_format(vllm_config, kv_cache_config, compat)
     identity = {
         "model": options["model"] or _model_name(model),
         "weights": None,

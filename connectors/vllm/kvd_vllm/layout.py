@@ -79,6 +79,22 @@ def opaque(tensor: Any, num_blocks: int, page_bytes: int) -> Page:
     return Page(_kvd.KIND_OPAQUE, 1, 0, 0, 0, page_bytes, step * size, tensor.data_ptr(), num_blocks, "byte")
 
 
+def states(tensors: Sequence[Any], num_blocks: int, page_bytes: int) -> Page:
+    """A page of a layer that keeps states: parts of several kinds, each a tensor, one after another in the same page."""
+    spans = []
+    for tensor in tensors:
+        shape, stride, step = _block(tensor, num_blocks)
+        size, count = tensor.element_size(), math.prod(shape)
+        if 1 + sum((n - 1) * s for n, s in zip(shape, stride)) != count or step * size != page_bytes:
+            raise _refuse(tensor, f"a state is not contiguous, or its blocks are not {page_bytes} bytes apart")
+        spans.append((tensor.data_ptr(), count * size))
+    spans.sort()
+    base = spans[0][0]
+    if any(at + size > after for (at, size), (after, _) in zip(spans, spans[1:])) or sum(spans[-1]) - base > page_bytes:
+        raise Declined(f"the states of a layer overlap, or are longer than the {page_bytes} bytes of a page")
+    return Page(_kvd.KIND_OPAQUE, 1, 0, 0, 0, page_bytes, page_bytes, base, num_blocks, "byte")
+
+
 @dataclass(frozen=True)
 class Shape:
     """A page by the engine's configuration: keys and values of this rank's heads. v 0: one vector a token (MLA)."""

@@ -22,6 +22,11 @@ def spec(kind: Any = FullAttentionSpec, **fields: Any) -> Any:
     return kind(**{**dict(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.float32), **fields})
 
 
+def state_spec(**fields: Any) -> Any:
+    """Of pages as large as spec()'s."""
+    return MambaSpec(**{**dict(block_size=32, shapes=((3, 8), (2, 4, 4)), dtypes=(torch.float32,) * 2, mamba_cache_mode="align", page_size_padded=spec().page_size_bytes), **fields})
+
+
 def cache_config(*groups: tuple[Any, int], num_blocks: int = 64) -> Any:
     made = [SimpleNamespace(layer_names=[f"layers.{g}.{i}" for i in range(n)], kv_cache_spec=s) for g, (s, n) in enumerate(groups)]
     return SimpleNamespace(kv_cache_groups=made, num_blocks=num_blocks)
@@ -136,6 +141,18 @@ class Configs(unittest.TestCase):
         self.assertEqual(space.identity["groups"], "0:full:32,1:window:32:511,2:window:32:511")
         self.assertEqual(space.layers, 4)
         self.assertIn("layers=4 tokens=32", space.identity["layout"])
+        for mixed in (((state_spec(), 3), (spec(), 1)), ((spec(), 1), (state_spec(), 3))):
+            space = self.describe(cache=cache_config(*mixed))
+            self.assertIn(space.identity["groups"], ("0:state:32,1:full:32", "0:full:32,1:state:32"))
+            self.assertEqual([group.state for group in space.groups], [type(one) is MambaSpec for one, _ in mixed])
+
+    def test_states_of_another_form_are_another_space(self) -> None:
+        def page_format(**fields: Any) -> str:
+            return str(self.describe(cache=cache_config((spec(), 1), (state_spec(**fields), 3))).identity["page_format"])
+
+        formats = [page_format(), page_format(shapes=((8, 3), (2, 4, 4))), page_format(dtypes=(torch.bfloat16, torch.float32))]
+        self.compat["conv_layout"] = lambda: "DS"
+        self.assertEqual(len({*formats, page_format()}), 4)
 
     def gpu(self, ranks: int = 1, total: int = 8) -> Any:
         config = self.config("cuda")
@@ -207,13 +224,17 @@ class Configs(unittest.TestCase):
             self.assertIsNone(asked(self.gpu()))
 
     def test_what_is_not_served_is_declined_with_a_reason(self) -> None:
-        mamba = MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
+        none, drafts, coarse = state_spec(mamba_cache_mode="none"), state_spec(num_speculative_blocks=1), state_spec(block_size=64)
+        gpu = cache_config((gpu_spec(), 1), (state_spec(block_size=16, page_size_padded=gpu_spec().page_size_bytes), 3))
         plain, pipeline = self.config(), self.config()
         plain.cache_config.enable_prefix_caching = False
         pipeline.parallel_config.pipeline_parallel_size = 2
         for config, cache, word in (
             (self.config("xpu"), None, "xpu"),
-            (None, cache_config((spec(), 2), (mamba, 2)), "MambaSpec"),
+            (None, cache_config((spec(), 2), (none, 2)), "mode none"),
+            (None, cache_config((spec(), 2), (drafts, 2)), "drafts"),
+            (None, cache_config((spec(), 2), (coarse, 2)), "prefixes of 32 tokens"),
+            (self.gpu(), gpu, "states in memory of a GPU"),
             (None, cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512, head_size=128), 2)), "different sizes"),
             (None, cache_config(), "no KV cache"),
             (plain, None, "prefix caching"),

@@ -77,6 +77,20 @@ class Opaque(unittest.TestCase):
             with self.assertRaises(Declined):
                 self.opaque(layer, wrong)
 
+    def test_states_of_a_layer_share_its_page(self) -> None:
+        page, room = 1024, torch.zeros((B + 1) * 1024 // 4)
+
+        def state(at: int, *shape: int, step: int = page // 4) -> Any:
+            return room.as_strided((B, *shape), (step, *torch.empty(shape).stride()), at)
+
+        first, second = state(0, 3, 8), state(24, 2, 4, 4)
+        for parts in ([first, second], [second, first], [state(0, 1, 1, 56)]):
+            found = layout.states(parts, B, page)
+            self.assertEqual((found.kind, found.page_bytes, found.block_stride, found.base), (_kvd.KIND_OPAQUE, page, page, room.data_ptr()))
+        for wrong in ([first, state(20, 2, 4, 4)], [first, state(24, 2, step=250)], [first.transpose(1, 2)[:, ::2]], [first, state(240, 40)], [state(0, 8)[1:]]):
+            with self.assertRaises(Declined):
+                layout.states(wrong, B, page)
+
     def test_blocks_that_are_not_the_first_dimension_are_declined(self) -> None:
         with self.assertRaises(Declined):
             self.opaque(torch.zeros(2, B + 1, N, H, D), 4)

@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "connectors" / "vllm"), str(ROOT / "bench" / "gpu" / 
 
 import configurations  # noqa: E402
 from kvd_vllm import compat  # noqa: E402
-from kvd_vllm.compat import SURVIVORS, Mode, load_ways, mode_of  # noqa: E402
+from kvd_vllm.compat import SURVIVORS, Mode, load_ways, mode_of, only_async  # noqa: E402
 
 KNOWN = SURVIVORS[-1].mode
 
@@ -79,11 +79,14 @@ class LoadWays(unittest.TestCase):
     def test_the_user_may_ask_for_asynchronous_loads(self) -> None:
         self.assertEqual(load_ways(KNOWN, "async").ways, frozenset())
 
-    def test_several_groups_have_asynchronous_loads(self) -> None:
-        for wanted in ("auto", "sync"):
-            found = load_ways(KNOWN, wanted, groups=3)
-            self.assertEqual((found.ways, found.refused), (frozenset(), wanted == "sync"))
-            self.assertIn("3 KV groups", found.sentence)
+    def test_several_groups_and_states_have_asynchronous_loads(self) -> None:
+        plain, state = SimpleNamespace(state=False), SimpleNamespace(state=True)
+        self.assertEqual(only_async([plain]), "")
+        for groups, word in (([plain] * 3, "3 KV groups"), ([state], "copies states"), ([plain, state], "copies states")):
+            for wanted in ("auto", "sync"):
+                found = load_ways(KNOWN, wanted, only_async(groups))
+                self.assertEqual((found.ways, found.refused), (frozenset(), wanted == "sync"))
+                self.assertIn(word, found.sentence)
 
     def test_the_mode_is_read_from_the_configuration(self) -> None:
         self.assertEqual(mode_of(config(), "0.25.1"), Mode("0.25.1", "cuda", "V2", "asynchronous", False))
