@@ -46,6 +46,15 @@ def mla() -> Config:
                 topk_group=1, routed_scaling_factor=1.0, scoring_func="softmax", norm_topk_prob=False)
 
 
+def recurrent() -> Config:
+    """Qwen3-Next's: three layers keep a state (gated delta net), the fourth sees everything, and has experts: each token asks all of them."""
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    return dict(llama(256, 512, len(kinds), 4, 2), architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", layer_types=kinds,
+                rms_norm_eps=1e-6, torch_dtype="bfloat16", partial_rotary_factor=0.25, mlp_only_layers=[0, 1, 2], num_experts=2,
+                num_experts_per_tok=2, decoder_sparse_step=1, moe_intermediate_size=128, shared_expert_intermediate_size=128, norm_topk_prob=True,
+                linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=1, linear_num_value_heads=1)
+
+
 def llava() -> Config:
     """The GQA model with eyes: CLIP's, of images of 56 x 56 points."""
     vision = dict(model_type="clip_vision_model", hidden_act="quick_gelu", hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -59,6 +68,7 @@ SHAPES: dict[str, Callable[[], Config]] = {
     "gqa": lambda: llama(256, 512, 4, 8, 2),
     "mha": lambda: llama(256, 512, 4, 4, 4),
     "hybrid": hybrid,
+    "recurrent": recurrent,
     "mla": mla,
     "llava": llava,
     "bench": lambda: llama(512, 1536, 6, 8, 4),  # 23 M parameters; 12 KiB of fp32 cache a token
@@ -92,18 +102,59 @@ def latent_attention(draw: Draw, c: Config, prefix: str) -> Weights:
             prefix + "o_proj.weight": draw.matrix(hidden, heads * value, 3)}
 
 
-def layer(draw: Draw, c: Config, prefix: str) -> Weights:
+def gated_attention(draw: Draw, c: Config, prefix: str) -> Weights:
+    """Full attention of Qwen3-Next: the query's projection has its gate, too."""
+    out, gates = attention(draw, c, prefix), draw.matrix(c["num_attention_heads"] * c["head_dim"], c["hidden_size"])
+    heads = (c["num_attention_heads"], c["head_dim"], c["hidden_size"])
+    both = numpy.stack([out[prefix + "q_proj.weight"].reshape(heads), gates.reshape(heads)], axis=1)
+    out[prefix + "q_proj.weight"] = both.reshape(-1, c["hidden_size"])
+    return out | {prefix + f"{name}.weight": numpy.full(c["head_dim"], 0.5, dtype=numpy.float32) for name in ("q_norm", "k_norm")}
+
+
+def delta_net(draw: Draw, c: Config, prefix: str) -> Weights:
+    """A state that forgets half of what it holds in some 350 tokens."""
+    hidden, heads, width = c["hidden_size"], c["linear_num_value_heads"], c["linear_conv_kernel_dim"]
+    keys, values = c["linear_num_key_heads"] * c["linear_key_head_dim"], heads * c["linear_value_head_dim"]
+    return {prefix + "in_proj_qkvz.weight": draw.matrix(2 * keys + 2 * values, hidden, 2),
+            prefix + "in_proj_ba.weight": draw.matrix(2 * heads, hidden),
+            prefix + "conv1d.weight": draw.matrix(2 * keys + values, width, 2).reshape(-1, 1, width),
+            prefix + "A_log": numpy.full(heads, -6.0, dtype=numpy.float32), prefix + "dt_bias": numpy.zeros(heads, dtype=numpy.float32),
+            prefix + "norm.weight": numpy.ones(c["linear_value_head_dim"], dtype=numpy.float32),
+            prefix + "out_proj.weight": draw.matrix(hidden, values, 2)}
+
+
+def layer(draw: Draw, c: Config, number: int) -> Weights:
+    prefix = f"model.layers.{number}."
     hidden, inner, gemma = c["hidden_size"], c["intermediate_size"], c["model_type"] == "gemma3_text"
-    one = numpy.zeros if gemma else numpy.ones  # Gemma's norms hold what is added to one
+    recurrent = c["model_type"] == "qwen3_next"
+    one = numpy.zeros if gemma or recurrent else numpy.ones  # their norms hold what is added to one
     norms = ["input_layernorm", "post_attention_layernorm"] + (["pre_feedforward_layernorm", "post_feedforward_layernorm"] if gemma else [])
     out = {f"{prefix}{name}.weight": one(hidden, dtype=numpy.float32) for name in norms}
     if gemma:  # what attention says outweighs the token itself, which the tied head would otherwise repeat for ever
         out[prefix + "post_attention_layernorm.weight"] += 3
-    out |= (latent_attention if "kv_lora_rank" in c else attention)(draw, c, prefix + "self_attn.")
+    if recurrent:
+        full = c["layer_types"][number] == "full_attention"
+        out |= gated_attention(draw, c, prefix + "self_attn.") if full else delta_net(draw, c, prefix + "linear_attn.")
+    else:
+        out |= (latent_attention if "kv_lora_rank" in c else attention)(draw, c, prefix + "self_attn.")
     if gemma:  # queries and keys are normalized: their scale is here
         out |= {f"{prefix}self_attn.{name}.weight": numpy.full(c["head_dim"], 1.0, dtype=numpy.float32) for name in ("q_norm", "k_norm")}
-    return out | {prefix + "mlp.gate_proj.weight": draw.matrix(inner, hidden), prefix + "mlp.up_proj.weight": draw.matrix(inner, hidden),
-                  prefix + "mlp.down_proj.weight": draw.matrix(hidden, inner)}
+    if recurrent and number not in c["mlp_only_layers"]:
+        return out | experts(draw, c, prefix + "mlp.")
+    return out | mlp(draw, hidden, inner, prefix + "mlp.")
+
+
+def mlp(draw: Draw, hidden: int, inner: int, prefix: str) -> Weights:
+    sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    return {f"{prefix}{name}.weight": draw.matrix(*size) for name, size in sizes.items()}
+
+
+def experts(draw: Draw, c: Config, prefix: str) -> Weights:
+    hidden = c["hidden_size"]
+    out = {prefix + "gate.weight": draw.matrix(c["num_experts"], hidden), prefix + "shared_expert_gate.weight": draw.matrix(1, hidden)}
+    for name, inner in [(f"experts.{i}", c["moe_intermediate_size"]) for i in range(c["num_experts"])] + [("shared_expert", c["shared_expert_intermediate_size"])]:
+        out |= mlp(draw, hidden, inner, f"{prefix}{name}.")
+    return out
 
 
 def eyes(draw: Draw, c: Config, hidden: int) -> Weights:
@@ -141,13 +192,13 @@ def weights(c: Config, seed: int) -> Weights:
         text = {f"language_model.{name}": value for name, value in weights(c["text_config"], seed).items()}
         return text | eyes(Draw(seed), c["vision_config"], c["text_config"]["hidden_size"])
     draw, hidden = Draw(seed), c["hidden_size"]
-    gemma = c["model_type"] == "gemma3_text"
+    gemma, recurrent = c["model_type"] == "gemma3_text", c["model_type"] == "qwen3_next"
     out = {"model.embed_tokens.weight": draw.matrix(c["vocab_size"], hidden, 2 if gemma else hidden ** 0.5),
-           "model.norm.weight": (numpy.zeros if gemma else numpy.ones)(hidden, dtype=numpy.float32)}
+           "model.norm.weight": (numpy.zeros if gemma or recurrent else numpy.ones)(hidden, dtype=numpy.float32)}
     if not c["tie_word_embeddings"]:
         out["lm_head.weight"] = draw.matrix(c["vocab_size"], hidden, 4)
     for i in range(c["num_hidden_layers"]):
-        out |= layer(draw, c, f"model.layers.{i}.")
+        out |= layer(draw, c, i)
     return out
 
 

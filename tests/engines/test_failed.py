@@ -22,6 +22,9 @@ class Rig:
     """An engine whose loads fail (bench/gpu/vllm/failing.py), a store on disk, prompts and what an engine without a cache answers. Prompts 0 and 4 are
     asked alone."""
 
+    model = "gqa"
+    lengths = (620, 470, 550, 700, 700, 300, 600, 900)  # of prompts, the first four share 400 tokens
+    company = True  # prompts are asked together, too
     options: dict[str, str] = {}  # of the daemon
     extra: dict[str, Any] = {}  # of the connector
 
@@ -32,16 +35,16 @@ class Rig:
         self.daemon = self.store.daemon
         self.daemon.environment = faults.hanging_disk(self.folder)
         shared = context.prompt(400)
-        self.prompts = [shared + context.prompt(n) for n in (220, 70, 150, 300)] + [context.prompt(n) for n in (700, 300, 600, 900)]
-        self.expected = context.expected("gqa", self.prompts)
+        self.prompts = [shared + context.prompt(n - 400) for n in self.lengths[:4]] + [context.prompt(n) for n in self.lengths[4:]]
+        self.expected = context.expected(self.model, self.prompts)
         connector = self.store.connector(mode=mode, load_ms=LOAD_MS, wait_us=100000, **self.extra) | dict(kv_connector="Failing", kv_connector_module_path="failing")
-        environment = dict(FAULTS_FOLDER=str(self.folder), PYTHONPATH=os.pathsep.join(filter(None, [str(HERE), str(BENCH), os.environ.get("PYTHONPATH")])))
-        self.engine = context.bench.engine("gqa", connector, environment=environment, **options)
+        environment = options.pop("environment", {}) | dict(FAULTS_FOLDER=str(self.folder), PYTHONPATH=os.pathsep.join(filter(None, [str(HERE), str(BENCH), os.environ.get("PYTHONPATH")])))
+        self.engine = context.bench.engine(self.model, connector, environment=environment, **options)
         self.attach(0)
         self.ask("cold", self.prompts, self.expected)
 
     def ask(self, what: str, prompts: list[Prompt], expected: list[Answer]) -> None:
-        must_equal(what, expected, self.engine.generate(prompts))
+        must_equal(what, expected, self.engine.generate(prompts, together=self.company))
         self.store.settle()
 
     def attach(self, before: int) -> None:
@@ -94,13 +97,13 @@ class Rig:
 
 
 def fail_loads(context: Context, mode: str, kind: type[Rig] = Rig, **options: Any) -> None:
-    context.oracle.prepare("gqa")
+    context.oracle.prepare(kind.model)
     rig = kind(context, mode, **options)
     rig.flip()
     for fault in faults.FAULTS:
         repeated = fault != faults.FLIPS and not context.short
         alone = sum(rig.fail(fault, "alone", [rig.prompts[i]], [rig.expected[i]]) for i in (range(8) if repeated else (0, 4)))
-        together = sum(rig.fail(fault, "among 8", rig.prompts, rig.expected) for _ in range(3 if repeated else 1))
+        together = sum(rig.fail(fault, "among 8", rig.prompts, rig.expected) for _ in range((3 if repeated else 1) * rig.company))
         context.note(f"{fault}: {alone} loads failed alone, {together} among 8")
     counters = faults.counters(rig.folder)
     beside = counters["loads_async"]
