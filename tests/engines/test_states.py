@@ -6,6 +6,7 @@ from harness import Answer, Engine, Failed, wait_for
 from promises import promise
 from test_failed import Rig, fail_loads
 from test_killed import disk
+from test_pd import WAIT_MS, count, decodes, prefills, together
 
 MODEL, BLOCK, STEP = "recurrent", 256, 1024
 
@@ -94,3 +95,32 @@ class StatesRig(Rig):
 def failed_loads_of_states_are_computed_again(context: Context) -> None:
     """flipped bits, a lost lease, a deadline, a killed daemon: in any of the groups"""
     fail_loads(context, "async", StatesRig, **IN_PIECES[MODEL])
+
+
+@promise(daemon=True, short=False)
+def states_are_handed_over(context: Context) -> None:
+    """a prefill engine's prompts come to a decode engine up to their last state, one after the other and both at once"""
+    context.oracle.prepare(MODEL)
+    store, states = context.store(), States()
+    prompts = [context.prompt(n) for n in (2600, 700, BLOCK + 1, BLOCK, 1500, 1100)]
+    expected = context.expected(MODEL, prompts)
+    context.oracle.stop()
+    p, d = (context.bench.engine(MODEL, store.connector(handover_ms=WAIT_MS), **IN_PIECES[MODEL]) for _ in range(2))
+    for engine in (p, d):
+        engine.generate(context.prompts(1, 100, 200), max_tokens=1)  # its spaces are open afterwards
+    for i, prompt in enumerate(prompts):
+        before = count(d, "load_tokens")
+        if i < 4:
+            handed = [answer.params or {} for answer in p.run(prefills([prompt]))]
+            answers = d.run(decodes([prompt], handed))
+        else:
+            d.submit(decodes([prompt], together([f"states {i}"])))
+            p.run(prefills([prompt], [f"states {i}"]))
+            answers = d.collect()
+        must_equal(f"prompt {i}", expected[i : i + 1], answers)
+        states.compute(prompt)
+        came = count(d, "load_tokens") - before
+        if came != states.hit(prompt):
+            raise Failed(f"prompt {i} of {len(prompt)} tokens: {came} came, {states.hit(prompt)} could")
+    d.stop()
+    store.must_be_clean("both engines have gone")
