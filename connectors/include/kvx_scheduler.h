@@ -133,7 +133,9 @@ typedef struct kvx_ask {
 	int whole;  /* 1: all tokens may be loaded, 0: at least one is left to compute (synchronous loads always leave
 		       one) */
 	int polled; /* 1: a match waits wait_us at most, and is repeated while hit->leasing is set */
-	uint32_t load_ms; /* deadline of its load on a rank; 0: the configuration's */
+	uint32_t load_ms;     /* deadline of its load on a rank; 0: the configuration's */
+	uint32_t save_tokens; /* of these from its first on whole blocks are saved; 0: of all */
+	int memory_only;      /* 1: what is on disk is not loaded */
 } kvx_ask_t;
 
 /* Own keys only: the whole units of tokens [at, at + n) of the request; `at` is the number taken before. extra[i],

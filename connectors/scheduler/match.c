@@ -415,6 +415,10 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 		match.n_cpu += match.n_cpu == match.n;
 		match.n++; /* a private block, which no match sees: the lease tells */
 	}
+	/* Several groups: at a shorter length other blocks are needed. */
+	if (ask->memory_only && match.n_cpu < match.n) {
+		match.n = match.n_cpu = scheduler->group_count > 1 ? 0 : match.n_cpu;
+	}
 	hit->stored = match.n * scheduler->unit;
 	hit->why = match.why;
 	end = view.n * scheduler->unit;

@@ -283,6 +283,12 @@ static void skip_stored(const kvx_scheduler_t *scheduler, const kvx_run_t *run)
 	}
 }
 
+/* Of `computed` tokens those that may be saved. */
+static uint32_t savable(const kvx_ask_t *ask, uint32_t computed)
+{
+	return ask->save_tokens > 0 && ask->save_tokens < computed ? ask->save_tokens : computed;
+}
+
 static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
@@ -293,7 +299,7 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	if (now < request->retry_ns || !may_ask(scheduler, request)) {
 		return;
 	}
-	kvx_key_view_init(scheduler, ask, request, request->computed, &view);
+	kvx_key_view_init(scheduler, ask, request, savable(ask, request->computed), &view);
 	if (view.n == 0) {
 		return;
 	}
@@ -319,7 +325,7 @@ void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	if (request->unsavable || !kvx_mem_is_usable(scheduler, request->space, KVX_OWN_MEM)) {
 		return;
 	}
-	kvx_key_view_init(scheduler, ask, request, tokens, &view);
+	kvx_key_view_init(scheduler, ask, request, savable(ask, tokens), &view);
 	if (view.n == 0) {
 		return;
 	}

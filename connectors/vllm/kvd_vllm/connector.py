@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from kvd_vllm import _kvd, compat, digests, identity, layout, memory, multi, options, proof, recovery, self_test, weights
+from kvd_vllm import _kvd, compat, digests, identity, layout, limits, memory, multi, options, proof, recovery, self_test, weights
 from kvd_vllm.attendant import Attendant
 from kvd_vllm.errors import CircuitBreaker, Declined
 from kvd_vllm.handover import Handovers
@@ -209,6 +209,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "reprove": lambda: self._suspend("so much was saved that it could not be taken back"),
                 "find_transfer": handovers.find if wanted else lambda request: None,
                 "transfer_params": handovers.params,
+                "find_limits": limits.find,
                 "unit_extras": lambda request, at, units: identity.unit_extras(request, at, units, space.hash_tokens),
                 "group_tokens": [group.block_tokens for group in space.groups],
                 "hash_tokens": space.hash_tokens,

@@ -209,6 +209,9 @@ typedef struct kvdpy_request {
 	int extra;                               /* 1: its units have extra keys */
 	int no_read;                             /* 1: skip_reading_prefix_cache */
 	int no_keys;                             /* 1: its tokens may be replaced later without notice */
+	/* What self->find_limits() has found: tokens to load and to save at most, UINT32_MAX: all */
+	uint32_t most_load, most_save;
+	int memory_only; /* 1: nothing is loaded from disk */
 } kvdpy_request_t;
 
 extern PyTypeObject *kvdpy_request_type;
@@ -228,6 +231,7 @@ typedef struct kvdpy_scheduler {
 	/* callable(request) -> (1: sent, 0: received; transfer id; peer or None; GPU of the producer, or None), or
 	 * None; of one that is sent any text says: in memory of the engine's GPU, too */
 	PyObject *find_transfer;
+	PyObject *find_limits; /* callable(request) -> (most_load, most_save, memory_only) of kvdpy_request_t */
 	/* callable(request, transfer id, name of this node, GPU in whose memory it is) -> what is answered, or None */
 	PyObject *transfer_params;
 	uint32_t handover_ms; /* longest wait for a prompt that another engine hands over */

@@ -96,6 +96,25 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 
 static int begin_transfer(kvdpy_scheduler_t *self, kvdpy_request_t *r);
 
+/* A request that is handed over is loaded and saved whole. */
+static int read_params(kvdpy_scheduler_t *self, kvdpy_request_t *r)
+{
+	PyObject *limits;
+	int failed;
+
+	if (begin_transfer(self, r)) {
+		return -1;
+	}
+	if (r->transfer != Py_None) {
+		return 0;
+	}
+	limits = PyObject_CallFunctionObjArgs(self->find_limits, r->request, NULL);
+	failed = !limits || !PyArg_ParseTuple(limits, "IIp", &r->most_load, &r->most_save, &r->memory_only);
+	Py_XDECREF(limits);
+
+	return failed ? -1 : 0;
+}
+
 static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, PyObject *id)
 {
 	kvdpy_request_t *r = (kvdpy_request_t *)PyType_GenericAlloc(kvdpy_request_type, 0);
@@ -106,11 +125,12 @@ static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, 
 	r->request = Py_NewRef(request);
 	r->id = Py_NewRef(id);
 	r->hit.struct_size = sizeof r->hit;
+	r->most_load = r->most_save = UINT32_MAX;
 	if (read_request(self, r) || PyDict_SetItem(self->requests, id, (PyObject *)r)) {
 		Py_DECREF((PyObject *)r);
 		return NULL;
 	}
-	if (has_value(request, kvdpy_names.kv_transfer_params) && begin_transfer(self, r)) {
+	if (has_value(request, kvdpy_names.kv_transfer_params) && read_params(self, r)) {
 		Py_DECREF((PyObject *)r);
 		return NULL;
 	}
@@ -208,6 +228,8 @@ static int fill_ask(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *as
 			       .tokens = (uint32_t)n,
 			       .local = r->local,
 			       .busy = self->continuing,
+			       .save_tokens = r->most_save,
+			       .memory_only = r->memory_only,
 			       .whole = 1};
 	if (r->lora != Py_None) {
 		ask->ask.lora = PyUnicode_AsUTF8AndSize(r->lora, NULL);

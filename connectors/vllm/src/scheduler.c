@@ -23,6 +23,14 @@ static int match_request(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 	return 0;
 }
 
+/* Whole units of `most` tokens are looked up, and one more token, which is left to compute. */
+static void limit_load(const kvdpy_scheduler_t *self, kvx_ask_t *ask, uint32_t most)
+{
+	const uint64_t end = ask->local + (uint64_t)(most - most % self->hash_tokens) + 1u;
+
+	ask->tokens = end < ask->tokens ? (uint32_t)end : ask->tokens;
+}
+
 /* get_num_new_matched_tokens(request, num_computed_tokens) */
 static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *const *args)
 {
@@ -36,12 +44,13 @@ static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *const *args)
 	}
 	r = ask.request;
 	r->local = ask.ask.local = local;
+	limit_load(self, &ask.ask, r->most_load);
 	r->hit = (kvx_hit_t){.struct_size = sizeof r->hit};
 	if (r->step != 0) {
 		kvdpy_drop_blocks(self, &ask); /* the engine matches it again, so it has lost its blocks */
 	}
 
-	if (self->off || r->no_read || r->no_keys || !self->loads) {
+	if (self->off || r->no_read || r->no_keys || r->most_load == 0 || !self->loads) {
 		found = Py_NewRef(self->nothing);
 	} else if (match_request(self, &ask) == 0) {
 		found = r->hit.tokens ? Py_BuildValue("(IO)", r->hit.tokens, r->hit.async ? Py_True : Py_False)
@@ -262,6 +271,7 @@ static const kvdpy_key_t own_keys[] = {
 	OWN("O", forget),
 	OWN("O", reprove),
 	OWN("O", find_transfer),
+	OWN("O", find_limits),
 	OWN("O", transfer_params),
 	OWN("i", handover_ms),
 	OWN("i", hash_tokens),

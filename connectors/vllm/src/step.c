@@ -77,7 +77,7 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 
 	failed = append_item(self, item, &ask);
 	r->computed = computed;
-	if (!failed && self->saves && !self->off && !r->no_keys) {
+	if (!failed && self->saves && !self->off && !r->no_keys && r->most_save > 0) {
 		failed = kvdpy_feed_tokens(self, &ask, computed);
 		kvx_scheduler_advance(self->scheduler, &ask.ask, computed, item->tokens);
 	} else {

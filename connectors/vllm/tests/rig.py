@@ -215,7 +215,7 @@ class Engine:
         foreign = options.get("foreign", 1)
         common = common_config(socket, name, self.breaker, LAYERS, hash="vllm:sha256:00" if foreign else None, weights=options.get("weights", "w"))
         self.scheduler = _kvd.Scheduler({
-            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "reprove": lambda: None, "find_transfer": self.find_transfer, "transfer_params": self.transfer_params,
+            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "reprove": lambda: None, "find_transfer": self.find_transfer, "transfer_params": self.transfer_params, "find_limits": self.find_limits,
             "handover_ms": 20000, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
             "min_tokens": 0, "defer_shared": options.get("defer_shared", 0), "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
@@ -230,6 +230,10 @@ class Engine:
     def find_transfer(request: Request) -> tuple[bool, str, str | None, str | None] | None:
         params = request.kv_transfer_params or {}
         return ("do_remote_decode" in params, params["transfer_id"], params.get("transfer_peer"), params.get("transfer_device")) if "transfer_id" in params else None
+
+    @staticmethod
+    def find_limits(request: Request) -> tuple[int, int, bool]:
+        return (request.kv_transfer_params or {}).get("limits", (2**32 - 1, 2**32 - 1, False))
 
     @staticmethod
     def transfer_params(request: Request, transfer: str, node: str, device: str) -> dict[str, str] | None:

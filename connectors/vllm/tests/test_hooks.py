@@ -99,6 +99,24 @@ class Hooks(Engines):
         self.assertEqual(engine.match("c", prompt(2, 129)), (128, False))
         self.assertEqual(engine.match("d", prompt(2, 129), 64), (64, False))
 
+    def test_a_request_says_how_much_is_loaded_and_saved(self) -> None:
+        def limited(load: int, save: int, memory: bool = False) -> dict[str, Any]:
+            return {"limits": (load, save, memory)}
+
+        every, engine, table = 2**32 - 1, self.engine(), list(range(1, 8))
+        for name, params in (("none", limited(every, 0)), ("some", limited(every, 100))):
+            request = Request(name, prompt(80, 200), kv_transfer_params=params)
+            self.assertEqual(engine.prefill(request, table), 0)
+            for computed in range(200, 230):  # what it generates is not saved either
+                engine.step(output(cached=[(name, None, computed, 1)]))
+            engine.scheduler.finish_request(request, (table,))
+        engine.saved(3)
+        self.assertEqual(engine.scheduler.stats()["save_blocks"], 3)
+        other = self.engine()
+        for load, memory, found in ((every, False, 96), (every, True, 96), (95, False, 64), (64, False, 64), (31, False, 0), (0, False, 0)):
+            self.assertEqual(other.match(f"b{load}", prompt(80, 200), kv_transfer_params=limited(load, every, memory)), (found, False))
+        self.assertEqual(other.match("more", prompt(80, 200), 32, kv_transfer_params=limited(40, every)), (32, False))
+
     def test_asynchronous_loads_are_reported_once(self) -> None:
         self.saved_by(Request("a", prompt(3, 128)))
         engine = self.engine(mode=2)

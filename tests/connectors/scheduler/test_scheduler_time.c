@@ -9,7 +9,8 @@
 
 #define MS UINT64_C(1000000)
 
-static const sr_options_t plain, alone = {.alone = 1, .cost_model = 1}, /* the cost model needs no daemon */
+static const sr_options_t plain, window = {.groups = 2},
+				 alone = {.alone = 1, .cost_model = 1}, /* the cost model needs no daemon */
 	stored = {.cost_model = 1, .mode = KVX_LOAD_SYNC}, slow = {.silence = "10s", .wait_us = 1}; /* and not dead */
 
 static sr_request_t a, b, c, d, requests[4];
@@ -243,6 +244,26 @@ SR_CASE(p7_a_part_that_does_not_pay_is_not_loaded, stored)
 	assert_int_equal(loaded_of("nothing pays", 0), 0);
 	assert_int_equal(sr_stats().cost_model_cuts, 1);
 }
+
+/* Its beginning is in memory. With a window (row 1) nothing is found there: at that length it has other blocks. */
+SR_CASE(p7_a_request_may_be_kept_from_the_disk, plain)
+{
+	store_on_disk(1000);
+	sr_request(&b, "head", 0, 0, 504);
+	b.ask.memory_only = 1;
+	assert_int_equal(sr_match(&b), 0);
+	b.ask.memory_only = 0;
+	assert_int_equal(sr_run(&b, 0), 496);
+	sr_end(&b);
+
+	sr_request(&d, "all", 0, 0, 1000);
+	d.ask.memory_only = 1;
+	assert_int_equal(sr_match(&d), sr.row ? 0 : 496);
+	assert_int_equal(sr.hit.disk_tokens, 0);
+	d.ask.memory_only = 0;
+	assert_int_equal(sr_match(&d), 992);
+}
+SR_ALSO(p7_a_request_may_be_kept_from_the_disk, window, 1)
 
 static void finish_all(uint32_t count)
 {
