@@ -53,6 +53,16 @@ SR_CASE(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, window)
 }
 SR_ALSO(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, even_window, 0)
 
+SR_CASE(p7_a_request_says_how_much_of_it_is_saved, plain)
+{
+	sr_request(&a, "a", 1, 0, 80);
+	a.ask.save_tokens = 30;
+	sr_place(&a, 0, 0);
+	sr_compute(&a, 0, 10);
+	assert_int_equal(sr_step_saves(&a, 72), 3);
+	assert_int_equal(sr_step_saves(&a, 80), 0);
+}
+
 /* Chunks, then single tokens: a call that fills no block does nothing and next() names the one that does. */
 SR_CASE(p7_only_steps_that_fill_a_block_save, plain)
 {
