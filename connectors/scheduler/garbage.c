@@ -3,15 +3,21 @@
 #include "scheduler/base/requests.h"
 #include "scheduler/save.h"
 
-static int has_garbage(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group)
+/* What it has after garbage may have been computed from it. 0: it has none. */
+static int invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_request_group_t *group)
 {
-	uint32_t i = 0;
+	int found = 0;
 
-	while (i < group->n && !kvx_entry_is_garbage(scheduler, &group->entries[i])) {
-		i++;
+	for (uint32_t i = 0; i < group->n; i++) {
+		const kvx_table_entry_t *entry = &group->entries[i];
+
+		found |= kvx_entry_is_garbage(scheduler, entry);
+		if (found && kvx_entry_is_current(scheduler, entry)) {
+			scheduler->blocks[entry->id].gen |= 1u;
+		}
 	}
 
-	return i < group->n;
+	return found;
 }
 
 void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request)
@@ -93,7 +99,7 @@ void kvx_loads_invalidate(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	}
 	invalidate_unverified(scheduler, load);
 	for (kvx_request_t *other = NULL; (other = kvx_requests_next(&scheduler->requests, other));) {
-		if (other != request && has_garbage(scheduler, &other->groups[0])) {
+		if (other != request && invalidate_dependents(scheduler, &other->groups[0])) {
 			other->unsavable = 1;
 			kvx_puts_revoke(scheduler, other, load->step);
 		}

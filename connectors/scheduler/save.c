@@ -613,7 +613,7 @@ static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 	for (uint32_t i = 0; i < put->granted; i++) {
 		const kvx_table_entry_t *entry = &put->entries[i];
 		const kvx_block_t *block = &scheduler->blocks[entry->id];
-		const int moved = block->gen == entry->gen + 2u && block->step == scheduler->step;
+		const int moved = (block->gen & ~1u) == entry->gen + 2u && block->step == scheduler->step;
 
 		if (block->gen != entry->gen && !(moved && put->step != scheduler->step) && !is_stored(put, i)) {
 			return 0;

@@ -204,8 +204,14 @@ kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_a
 		request->unsavable = 0; /* a preempted request may get other blocks before preempt() is called */
 	}
 	for (uint32_t i = 0; i < table->n; i++) {
-		const uint32_t id = table->ids[i], gen = id == KVX_NO_BLOCK ? 0 : scheduler->blocks[id].gen;
+		const uint32_t id = table->ids[i];
+		uint32_t gen = 0;
 
+		if (id != KVX_NO_BLOCK) {
+			/* Others may find what it computes there, without the garbage before it. */
+			scheduler->blocks[id].gen |= request->unsavable && table->first + i >= table->fresh;
+			gen = scheduler->blocks[id].gen;
+		}
 		group->entries[table->first + i] = (kvx_table_entry_t){id, gen};
 		request->unsavable |= (int)(gen & 1u); /* what it computes after garbage is garbage */
 	}

@@ -181,15 +181,18 @@ typedef struct kvx_timed_step {
 /* An engine block, and the generation of its bytes: odd where they are garbage, which are those of weights from before
  * a reset, those that a failed synchronous load has left, and what was computed after such a block.
  *
- *   allocated        + 2, from an odd one + 3
+ *   allocated        + 2, from an odd one + 3; and 1, if it is computed after garbage
  *   becomes garbage  + 1, if it is even
  *   computed again   + 1, also in the table entry of the request that has done it
  *
  * A table entry keeps the generation of when the block was entered, and nothing else is needed to save no garbage:
  *   - A block is saved only while its entry is current, so it was neither reallocated nor made garbage since. One that
- *     was reallocated in the very step of the message has + 2; garbage in between would make that + 4 (is_intact()).
- *   - What is computed after garbage is garbage. A request that enters an odd generation is not saved. One that had
- *     entered the block before is found when the block becomes garbage, in that same call (kvx_loads_invalidate()).
+ *     was reallocated in the very step of the message has + 2 or + 3; garbage in between would make that + 4 or + 5
+ *     (is_intact()).
+ *   - What is computed after garbage is garbage. A request that enters an odd generation is not saved, and blocks that
+ *     it is given from then on are odd. One that had entered the block before is found when the block becomes garbage,
+ *     in that same call (kvx_loads_invalidate()), and its blocks after that one become odd. What a request without a
+ *     load of its own has computed and lost before that call is not found: an engine forgets it (decision 019).
  *   - The request that computes a block again makes its own entry current again, and those of others never. */
 typedef struct kvx_block {
 	uint32_t gen;

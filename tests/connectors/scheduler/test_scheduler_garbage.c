@@ -6,23 +6,28 @@
 #include <signal.h>
 #include <unistd.h>
 
-static sr_request_t a, b, c, d, e;
+static sr_request_t a, b, c, d, e, f;
 
 static const sr_options_t plain, sync_loads = {.mode = KVX_LOAD_SYNC}, async_loads = {.mode = KVX_LOAD_ASYNC},
 				 late = {.wait_us = 1}, deferring = {.mode = KVX_LOAD_SYNC, .defer_shared = 1},
 				 deferring_own = {.mode = KVX_LOAD_SYNC, .defer_shared = 1, .own_keys = 1},
 				 deferring_async = {.mode = KVX_LOAD_ASYNC, .defer_shared = 1};
 
-/* The first ten blocks of `from`, found in the engine's own cache, and its own after them. */
-static void place_after(sr_request_t *request, const sr_request_t *from, uint32_t base)
+/* The first `found` blocks of `from`, found in the engine's own cache, and its own after them. */
+static void place_behind(sr_request_t *request, const sr_request_t *from, uint32_t found, uint32_t base)
 {
 	const uint32_t n = request->n / SR_UNIT;
-	const kvx_block_table_t table = {.struct_size = sizeof table, .n = n, .fresh = 10, .ids = request->ids[0]};
+	const kvx_block_table_t table = {.struct_size = sizeof table, .n = n, .fresh = found, .ids = request->ids[0]};
 
 	for (uint32_t i = 0; i < n; i++) {
-		request->ids[0][i] = i < 10 ? from->ids[0][i] : base + i;
+		request->ids[0][i] = i < found ? from->ids[0][i] : base + i;
 	}
 	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &request->ask, &table), KVC_OK);
+}
+
+static void place_after(sr_request_t *request, const sr_request_t *from, uint32_t base)
+{
+	place_behind(request, from, 10, base);
 }
 
 /* ---- loads that fail ------------------------------------------------------------------------- */
@@ -163,6 +168,13 @@ SR_CASE(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads)
 	sr_compute(&e, 10, 15);
 	(void)sr_step_saves(&e, 120);
 	assert_int_equal(sr_stats().save_blocks - before, 6);
+	/* What was computed in between stays garbage, and so does what is computed after that. */
+	for (int i = 0; i < 2; i++) {
+		sr_request(&f, i ? "after d" : "after c", i ? 4 : 3, 80, 128);
+		place_behind(&f, i ? &d : &c, 15, 350);
+		assert_int_equal(sr_step_saves(&f, 128), 0);
+		sr_finish(&f);
+	}
 }
 SR_ALSO(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads, 1)
 
