@@ -3,16 +3,18 @@
 #include "scheduler/base/requests.h"
 #include "scheduler/save.h"
 
-/* What it has after garbage may have been computed from it. 0: it has none. */
-static int invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_request_group_t *group)
+/* What the request was given after garbage is computed from it. 0: it has none, but what it computes again. */
+static int invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
+	const kvx_request_group_t *group = &request->groups[0];
+	const uint32_t own = request->garbage_until ? request->garbage_from : group->n;
 	int found = 0;
 
-	for (uint32_t i = 0; i < group->n; i++) {
+	for (uint32_t i = 0; i < group->n && (found || i < own); i++) {
 		const kvx_table_entry_t *entry = &group->entries[i];
 
 		found |= kvx_entry_is_garbage(scheduler, entry);
-		if (found && kvx_entry_is_current(scheduler, entry)) {
+		if (found && i >= request->found && kvx_entry_is_current(scheduler, entry)) {
 			scheduler->blocks[entry->id].gen |= 1u;
 		}
 	}
@@ -82,6 +84,7 @@ static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load
 	}
 	if (!request->unsavable) { /* else what it computes again comes after other garbage */
 		request->garbage_until = group->n * scheduler->groups[0].block_tokens;
+		request->garbage_from = load->part[0].first;
 	}
 }
 
@@ -99,8 +102,9 @@ void kvx_loads_invalidate(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	}
 	invalidate_unverified(scheduler, load);
 	for (kvx_request_t *other = NULL; (other = kvx_requests_next(&scheduler->requests, other));) {
-		if (other != request && invalidate_dependents(scheduler, &other->groups[0])) {
+		if (other != request && invalidate_dependents(scheduler, other)) {
 			other->unsavable = 1;
+			other->garbage_until = 0;
 			kvx_puts_revoke(scheduler, other, load->step);
 		}
 	}

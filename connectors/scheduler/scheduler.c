@@ -202,6 +202,7 @@ kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_a
 	request->space = kvx_space_find_or_add(scheduler, ask);
 	if (table->first == 0 && index == 0) {
 		request->unsavable = 0; /* a preempted request may get other blocks before preempt() is called */
+		request->found = table->fresh;
 	}
 	for (uint32_t i = 0; i < table->n; i++) {
 		const uint32_t id = table->ids[i];

@@ -50,11 +50,13 @@ typedef struct kvx_request {
 	uint32_t to_device;  /* tokens from the start that are saved in memory of the GPU; 0: none are handed over there
 			      */
 	uint32_t garbage_until; /* its synchronous load has failed: blocks before that token are valid when computed */
+	uint32_t garbage_from;  /* the first block of that load */
+	uint32_t found;         /* blocks from the start of its table that others may have computed */
 	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */
 	kvx_cost_decision_t cost_answer;
 	uint32_t gpu_tokens, cpu_tokens, disk_tokens, why;
 	kvc_key_t first_missing; /* that `why` is of; zero: none, or not known */
-	int was_seen; /* it was advanced once: what it had then is in GPU memory, or was refused */
+	int was_seen;            /* it was advanced once: what it had then is in GPU memory, or was refused */
 	uint64_t match_ns, load_ns;
 	kvc_status_t load_status; /* of the last load; PENDING: not every rank has reported it */
 	kvc_status_t refused;     /* why blocks were not saved; OK: all that were asked for were granted since */

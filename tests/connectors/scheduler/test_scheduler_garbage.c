@@ -178,6 +178,43 @@ SR_CASE(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads)
 }
 SR_ALSO(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads, 1)
 
+/* Each is computed again, and the garbage of one is none of the other's. Nor is that of a request that another one
+ * has found blocks of, behind garbage. */
+SR_CASE(p7_loads_that_fail_in_one_step_cost_no_saves, sync_loads)
+{
+	sr_request_t *loading[] = {&b, &d};
+	uint64_t before;
+
+	for (uint32_t i = 0; i < 2; i++) {
+		sr_store(&a, i ? "second" : "first", 1 + i, 0, 80);
+		sr_finish(&a);
+		sr_request(loading[i], i ? "d" : "b", 1 + i, 0, 160);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(sr_match(loading[i]), 80);
+		sr_place(loading[i], 100 + 100 * i, 0);
+		sr_start_load(loading[i]);
+		sr_advance(loading[i], 88, 8);
+	}
+	sr_request(&e, "e", 3, 0, 40);
+	sr_place(&e, 300, 0);
+	sr_request(&c, "c", 4, 0, 128);
+	memcpy(c.ids[0], b.ids[0], 10 * sizeof c.ids[0][0]);
+	memcpy(c.ids[0] + 10, e.ids[0], 5 * sizeof c.ids[0][0]);
+	place_behind(&c, &c, 15, 400);
+	sr.fail_loads = 1;
+	(void)sr_step();
+	assert_int_equal(sr.plan.failed_blocks, 20);
+	sr.fail_loads = 0;
+	before = sr_stats().save_blocks;
+	for (uint32_t i = 0; i < 2; i++) {
+		sr_compute(loading[i], 0, 20);
+		(void)sr_step_saves(loading[i], 160);
+		assert_int_equal(sr_stats().save_blocks - before, 10 + 10 * i);
+	}
+	assert_int_equal(sr_step_saves(&e, 40), 5);
+}
+
 /* The engine has that many tokens of the request in its cache: is it deferred to the next step? */
 static int is_deferred(sr_request_t *request, uint32_t local)
 {
