@@ -32,16 +32,20 @@ void fake_area_free(fake_area_t *area)
 	*area = (fake_area_t){.fd = -1};
 }
 
+static void mirror_make(fake_t *fake, int seal)
+{
+	fake->mirror = fake_area_make(mirror_bytes(FAKE_BUCKETS), seal);
+	mirror_init(fake->mirror.base, FAKE_BUCKETS, fake->incarnation);
+	mirror_epoch(fake->mirror.base, 0, fake->epoch);
+	((kv_mirror_header_t *)fake->mirror.base)->stale_ns = FAKE_STALE_NS;
+}
+
 void fake_areas_make(fake_t *fake)
 {
 	const fake_geometry_t *g = &fake->geometry;
 	kv_lease_area_header_t *leases;
 
-	fake->mirror = fake_area_make(mirror_bytes(FAKE_BUCKETS), 1);
-	mirror_init(fake->mirror.base, FAKE_BUCKETS, fake->incarnation);
-	mirror_epoch(fake->mirror.base, 0, fake->epoch);
-	((kv_mirror_header_t *)fake->mirror.base)->stale_ns = FAKE_STALE_NS;
-
+	mirror_make(fake, 1);
 	fake->leases = fake_area_make(FAKE_LEASE_BYTES, 1);
 	leases = (kv_lease_area_header_t *)fake->leases.base;
 	*leases = (kv_lease_area_header_t){
@@ -69,66 +73,33 @@ void fake_member_make(fake_area_t *area)
 	header->total_bytes = FAKE_MEMBER_BYTES;
 }
 
-/* A mirror of its own to be damaged: the right one stays right. */
-static kv_mirror_header_t *spoilt_mirror(fake_t *fake)
+const fake_lie_t *fake_lie_about(fake_t *fake, fake_of_t of)
 {
-	fake_area_free(&fake->mirror);
-	fake->mirror = fake_area_make(mirror_bytes(FAKE_BUCKETS), 1);
-	mirror_init(fake->mirror.base, FAKE_BUCKETS, fake->incarnation);
-	mirror_epoch(fake->mirror.base, 0, fake->epoch);
+	const fake_lie_t *lie = atomic_load(&fake->knobs.lie);
 
-	return (kv_mirror_header_t *)fake->mirror.base;
+	return lie && lie->of == of ? lie : NULL;
+}
+
+void fake_lie_put(fake_t *fake, fake_of_t of, void *what)
+{
+	const fake_lie_t *lie = fake_lie_about(fake, of);
+
+	if (lie) {
+		memcpy((uint8_t *)what + lie->at, &lie->value, lie->bytes);
+	}
 }
 
 void fake_areas_spoil(fake_t *fake, fake_session_t *session, kv_msg_join_reply_t *reply, int fds[3], uint32_t *p_count)
 {
-	kv_mirror_header_t *mirror = spoilt_mirror(fake);
-	kv_lease_area_header_t *leases = (kv_lease_area_header_t *)fake->leases.base;
-	kv_member_area_header_t *member = (kv_member_area_header_t *)session->member.base;
+	const fake_lie_t *lie = fake_lie_about(fake, FAKE_OF_JOIN);
 
+	fake_area_free(&fake->mirror); /* the right one stays right */
+	mirror_make(fake, !lie || !lie->unsealed);
 	fds[0] = fake->mirror.fd;
-	leases->version = KV_SHM_VERSION;
-	switch ((fake_join_fault_t)atomic_load(&fake->knobs.join)) {
-	case FAKE_JOIN_TWO_FDS:
-		*p_count = 2;
-		break;
-	case FAKE_JOIN_NO_SEAL:
-		fake_area_free(&fake->mirror);
-		fake->mirror = fake_area_make(mirror_bytes(FAKE_BUCKETS), 0);
-		mirror_init(fake->mirror.base, FAKE_BUCKETS, fake->incarnation);
-		fds[0] = fake->mirror.fd;
-		break;
-	case FAKE_JOIN_TOO_LONG:
-		reply->lease_bytes = UINT64_C(1) << 40;
-		break;
-	case FAKE_JOIN_MIRROR_MAGIC:
-		mirror->magic++;
-		break;
-	case FAKE_JOIN_MIRROR_BUCKETS:
-		mirror->bucket_count = FAKE_BUCKETS - 1;
-		break;
-	case FAKE_JOIN_MIRROR_OUTSIDE:
-		mirror->bucket_count = UINT64_C(1) << 58;
-		break;
-	case FAKE_JOIN_MIRROR_EPOCHS:
-		mirror->epochs_offset = reply->mirror_bytes - 8u;
-		break;
-	case FAKE_JOIN_MIRROR_STALE:
-		mirror->stale_ns = UINT64_MAX;
-		break;
-	case FAKE_JOIN_INCARNATION:
-		mirror->incarnation++;
-		break;
-	case FAKE_JOIN_LEASE_VERSION:
-		leases->version++;
-		break;
-	case FAKE_JOIN_RING:
-		member->ring_records = 1u << 30;
-		break;
-	case FAKE_JOIN_STAGING:
-		member->staging_offset = UINT64_MAX - 7u;
-		break;
-	default:
-		break;
-	}
+	((kv_lease_area_header_t *)fake->leases.base)->version = KV_SHM_VERSION;
+	*p_count -= lie && lie->one_less;
+	fake_lie_put(fake, FAKE_OF_JOIN, reply);
+	fake_lie_put(fake, FAKE_OF_MIRROR, fake->mirror.base);
+	fake_lie_put(fake, FAKE_OF_LEASES, fake->leases.base);
+	fake_lie_put(fake, FAKE_OF_MEMBER, session->member.base);
 }

@@ -70,8 +70,9 @@ static void session_close(fake_session_t *session)
 static void slab_announce(fake_t *fake, uint32_t at)
 {
 	const fake_geometry_t *g = &fake->geometry;
-	fake_slab_fault_t fault = (fake_slab_fault_t)atomic_load(&fake->knobs.slab);
-	int fds[2] = {fake->data.fd, fake->digests.fd};
+	const fake_lie_t none = {0}, *told = fake_lie_about(fake, FAKE_OF_SLAB), *lie = told ? told : &none;
+	fake_area_t open = lie->unsealed ? fake_area_make(fake->data.bytes, 0) : (fake_area_t){.fd = -1};
+	const int fds[2] = {lie->unsealed ? open.fd : fake->data.fd, fake->digests.fd};
 	kv_msg_slab_add_t msg = {
 		.slab = 0,
 		.slots = FAKE_SLOTS,
@@ -83,31 +84,10 @@ static void slab_announce(fake_t *fake, uint32_t at)
 		.bytes = fake->data.bytes,
 		.digest_bytes = fake->digests.bytes,
 	};
-	fake_area_t open = {.fd = -1};
 
-	switch (fault) {
-	case FAKE_SLAB_SHORT:
-		msg.bytes += 4096;
-		break;
-	case FAKE_SLAB_STRIDE:
-		msg.slot_bytes -= 512;
-		break;
-	case FAKE_SLAB_HUGE:
-		msg.heads = msg.leaves = UINT32_MAX;
-		break;
-	case FAKE_SLAB_NO_SEAL:
-		open = fake_area_make(fake->data.bytes, 0);
-		fds[0] = open.fd;
-		break;
-	case FAKE_SLAB_OTHER_GEOMETRY:
-		msg.block_bytes -= 64;
-		break;
-	default:
-		break;
-	}
-	fake_notice(fake, at, KV_CODE_SLAB_ADD, &msg, fds, fault == FAKE_SLAB_ONE_FD ? 1 : 2);
-	if (fault == FAKE_SLAB_TWICE) {
-		fake_notice(fake, at, KV_CODE_SLAB_ADD, &msg, fds, 2);
+	fake_lie_put(fake, FAKE_OF_SLAB, &msg);
+	for (int i = 0; i < (lie->twice ? 2 : 1); i++) {
+		fake_notice(fake, at, KV_CODE_SLAB_ADD, &msg, fds, lie->one_less ? 1 : 2);
 	}
 	fake_area_free(&open);
 }
@@ -189,16 +169,17 @@ static const char transfers_json[] =
 /* One hand-over, complete as soon as somebody asks for it. */
 static kv_status_t answer_handover(fake_t *fake, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
 {
+	const uint32_t flags = code == KV_CODE_HANDOVER_SEND ? ask->handover_send.flags : 0;
+	const int ahead = (flags & KV_HANDOVER_AHEAD) != 0, last = (flags & KV_HANDOVER_LAST) != 0;
+
 	switch (code) {
 	case KV_CODE_HANDOVER_SEND:
 		reply->handover_send_reply = (kv_msg_handover_send_reply_t){
 			.number = 7,
 			.n = 4,
 			.ttl_ms = 1000,
-			.state = ask->handover_send.flags & KV_HANDOVER_AHEAD  ? KV_HANDOVER_SENDING
-				 : ask->handover_send.flags & KV_HANDOVER_LAST ? KV_HANDOVER_COMPLETE
-									       : KV_HANDOVER_SENDING,
-			.announced = ask->handover_send.flags & KV_HANDOVER_AHEAD ? 8 : 0};
+			.state = last && !ahead ? KV_HANDOVER_COMPLETE : KV_HANDOVER_SENDING,
+			.announced = ahead ? 8 : 0};
 		return KV_OK;
 	case KV_CODE_HANDOVER_RECV:
 		reply->handover_recv_reply = (kv_msg_handover_recv_reply_t){.number = 7,
@@ -213,7 +194,6 @@ static kv_status_t answer_handover(fake_t *fake, uint16_t code, const kv_msg_t *
 			(kv_slice_t){(const uint8_t *)"token", atomic_load(&fake->knobs.tail_bytes)};
 		return KV_OK;
 	case KV_CODE_HANDOVER_DONE:
-		atomic_fetch_add(&fake->seen.handovers_done, 1);
 		atomic_store(&fake->seen.done_flags, ask->handover_done.flags);
 		return KV_OK;
 	case KV_CODE_TRANSFERS:
@@ -242,23 +222,21 @@ static kv_status_t answer_document(uint16_t code, kv_msg_t *reply)
 /* Everything but JOIN, which carries descriptors. */
 static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
 {
+	const uint32_t version = atomic_load(&fake->knobs.hello_version);
+
 	switch (code) {
 	case KV_CODE_HELLO:
-		atomic_fetch_add(&fake->seen.hellos, 1);
 		reply->hello_reply = (kv_msg_hello_reply_t){
-			.version = atomic_load(&fake->knobs.hello_version) ? atomic_load(&fake->knobs.hello_version)
-									   : KV_WIRE_VERSION,
+			.version = version ? version : KV_WIRE_VERSION,
 			.incarnation = fake->incarnation,
 			.ns = kv_slice_str("default"),
 			.max_frame = 1u << 20,
 		};
 		return KV_OK;
 	case KV_CODE_SPACE_OPEN:
-		atomic_fetch_add(&fake->seen.space_opens, 1);
 		space_reply(fake, &ask->space_open, &reply->space_open_reply);
 		return KV_OK;
 	case KV_CODE_SPACE_CLOSE:
-		atomic_fetch_add(&fake->seen.space_closes, 1);
 		return KV_OK;
 	case KV_CODE_SPACE_RESET:
 		if (ask->space_reset.epoch != fake->epoch) {
@@ -268,10 +246,8 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 		reply->space_reset_reply.epoch = fake->epoch;
 		return KV_OK;
 	case KV_CODE_ACQUIRE:
-		atomic_fetch_add(&fake->seen.acquires, 1);
 		return fake_acquire(fake, at, &ask->acquire, &reply->acquire_reply);
 	case KV_CODE_RELEASE:
-		atomic_fetch_add(&fake->seen.releases, 1);
 		return fake_release(fake, &ask->release, &reply->release_reply);
 	case KV_CODE_RENEW:
 		reply->renew_reply.ttl_ms = ask->renew.ttl_ms;
@@ -280,24 +256,19 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 		atomic_fetch_add(&fake->seen.durable_asked, ask->put_start.flags & 1u);
 		return fake_put_start(fake, at, &ask->put_start, &reply->put_start_reply);
 	case KV_CODE_PUT_END:
-		atomic_fetch_add(&fake->seen.put_ends, 1);
 		return fake_put_end(fake, at, &ask->put_end, &reply->put_end_reply);
 	case KV_CODE_KEEP:
-		atomic_fetch_add(&fake->seen.keeps, 1);
 		reply->keep_reply.ttl_ms = atomic_load(&fake->knobs.put_ttl_ms);
 		return KV_OK;
 	case KV_CODE_PUT_REVOKE:
-		atomic_fetch_add(&fake->seen.revokes, 1);
 		return fake_put_revoke(fake, &ask->put_revoke);
 	case KV_CODE_DRAINED:
-		atomic_fetch_add(&fake->seen.drains, 1);
 		atomic_store(&fake->seen.drained_what, ask->drained.what);
 		return KV_OK;
 	case KV_CODE_WITHDRAW:
 		reply->withdraw_reply.withdrawn = ask->withdraw.keys.len / KV_KEY_BYTES;
 		return ask->withdraw.epoch == fake->epoch ? KV_OK : KV_ERR_STALE_EPOCH;
 	case KV_CODE_BAD_BLOCK:
-		atomic_fetch_add(&fake->seen.bad_blocks, 1);
 		atomic_store(&fake->seen.bad_index, ask->bad_block.index);
 		return KV_OK;
 	case KV_CODE_EXPLAIN:
@@ -314,38 +285,18 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 
 static void corrupt_answer(fake_t *fake, fake_session_t *session, kv_frame_header_t *header, uint8_t *body)
 {
-	uint32_t bytes = header->body;
+	const fake_lie_t *lie = fake_lie_about(fake, FAKE_OF_ANSWER);
+	struct iovec parts[] = {{header, sizeof *header / (lie->cut ? 2 : 1)}, {body, header->body}};
+	const struct msghdr frame = {.msg_iov = parts, .msg_iovlen = lie->cut ? 1 : 2};
 
-	switch ((fake_reply_fault_t)atomic_load(&fake->knobs.reply)) {
-	case FAKE_REPLY_GARBAGE:
-		header->magic ^= 0x5555u;
-		break;
-	case FAKE_REPLY_TRUNCATED:
-		kv_assert(send(session->fd, header, sizeof *header / 2, MSG_NOSIGNAL) > 0);
-		session_close(session);
-		return;
-	case FAKE_REPLY_OTHER_ID:
-		header->id += 1000;
-		break;
-	case FAKE_REPLY_OTHER_CODE:
-		header->code = KV_CODE_STATS;
-		break;
-	case FAKE_REPLY_BAD_BODY:
-		memset(body, 0xc1, bytes); /* the one byte msgpack never uses */
-		break;
-	case FAKE_REPLY_TOO_BIG:
-		header->body = UINT32_MAX;
-		kv_assert(send(session->fd, header, sizeof *header, MSG_NOSIGNAL) > 0);
-		return;
-	case FAKE_REPLY_EXTRA_FDS:
-		header->fds = 2;
-		kv_assert(send(session->fd, header, sizeof *header, MSG_NOSIGNAL) > 0);
-		kv_assert(send(session->fd, body, bytes, MSG_NOSIGNAL) > 0);
-		return;
-	default:
-		break;
+	if (lie->garbled) {
+		memset(body, 0xc1, header->body);
 	}
-	send_frame(session, header, body, NULL, 0);
+	fake_lie_put(fake, FAKE_OF_ANSWER, header);
+	kv_assert(sendmsg(session->fd, &frame, MSG_NOSIGNAL) > 0);
+	if (lie->cut) {
+		session_close(session);
+	}
 }
 
 static void join(fake_t *fake, uint32_t at, const kv_msg_join_t *ask, kv_frame_header_t *header)
@@ -356,7 +307,8 @@ static void join(fake_t *fake, uint32_t at, const kv_msg_join_t *ask, kv_frame_h
 	uint32_t count = 3;
 	int fds[3];
 
-	atomic_fetch_add(&fake->seen.joins, 1);
+	const fake_lie_t *lie = atomic_load(&fake->knobs.lie);
+
 	atomic_store(&fake->seen.old_incarnation, ask->old_incarnation);
 	fake_area_free(&session->member);
 	fake_member_make(&session->member);
@@ -366,7 +318,7 @@ static void join(fake_t *fake, uint32_t at, const kv_msg_join_t *ask, kv_frame_h
 	fds[0] = fake->mirror.fd;
 	fds[1] = fake->leases.fd;
 	fds[2] = session->member.fd;
-	if (atomic_load(&fake->knobs.join) != FAKE_JOIN_RIGHT) {
+	if (lie && lie->of <= FAKE_OF_MEMBER) {
 		fake_areas_spoil(fake, session, &reply, fds, &count);
 	}
 	kv_assert(kv_body_encode(&kv_request_find(KV_CODE_JOIN)->reply, &reply, body, sizeof body, &header->body) ==
@@ -399,9 +351,11 @@ static int on_frame(fake_t *fake, uint32_t at, const kv_frame_header_t *ask, con
 		status = (kv_status_t)atomic_load(&fake->knobs.fail_status);
 	} else if (ask->code == KV_CODE_JOIN) {
 		join(fake, at, &msg.join, &header);
+		atomic_fetch_add(&fake->seen.asked[ask->code], 1);
 		return 0;
 	} else {
 		status = answer(fake, at, ask->code, &msg, &reply);
+		atomic_fetch_add(&fake->seen.asked[ask->code], 1); /* with what is seen of it */
 	}
 	while (atomic_load(&fake->knobs.delay_code) == ask->code && !atomic_load(&fake->knobs.release) &&
 	       !atomic_load(&fake->stop)) {

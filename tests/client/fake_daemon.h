@@ -9,51 +9,36 @@
 #include "kv/wire.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 
 #define FAKE_SLOTS    256u
+#define FAKE_BUCKETS  256u        /* of the mirror */
 #define FAKE_STALE_NS 2000000000u /* its heartbeat may be so old: more than a busy machine takes */
 
-/* What JOIN hands out wrongly. */
-typedef enum fake_join_fault {
-	FAKE_JOIN_RIGHT,
-	FAKE_JOIN_TWO_FDS,
-	FAKE_JOIN_NO_SEAL,
-	FAKE_JOIN_TOO_LONG, /* sizes larger than the memfds */
-	FAKE_JOIN_MIRROR_MAGIC,
-	FAKE_JOIN_MIRROR_BUCKETS, /* not a power of two */
-	FAKE_JOIN_MIRROR_OUTSIDE, /* buckets end behind the area */
-	FAKE_JOIN_MIRROR_EPOCHS,
-	FAKE_JOIN_MIRROR_STALE, /* never */
-	FAKE_JOIN_INCARNATION,  /* another than HELLO's */
-	FAKE_JOIN_LEASE_VERSION,
-	FAKE_JOIN_RING, /* ring outside the member area */
-	FAKE_JOIN_STAGING,
-	FAKE_JOIN_LAST,
-} fake_join_fault_t;
+/* One lie: a field of what the daemon hands out has another value, or what carries it is broken. */
+typedef enum fake_of {
+	FAKE_OF_JOIN, /* what is handed out at JOIN: its reply, and three areas */
+	FAKE_OF_MIRROR,
+	FAKE_OF_LEASES,
+	FAKE_OF_MEMBER,
+	FAKE_OF_SLAB,  /* the notice of the slab */
+	FAKE_OF_ANSWER /* the header of the answer to `corrupt_code` */
+} fake_of_t;
 
-typedef enum fake_slab_fault {
-	FAKE_SLAB_RIGHT,
-	FAKE_SLAB_SHORT,  /* memfd smaller than slots x slot_bytes */
-	FAKE_SLAB_STRIDE, /* slot_bytes not a multiple of 4096 */
-	FAKE_SLAB_HUGE,   /* heads x leaves that would overflow */
-	FAKE_SLAB_ONE_FD,
-	FAKE_SLAB_TWICE, /* the same number two times */
-	FAKE_SLAB_NO_SEAL,
-	FAKE_SLAB_OTHER_GEOMETRY,
-	FAKE_SLAB_LAST,
-} fake_slab_fault_t;
-
-typedef enum fake_reply_fault {
-	FAKE_REPLY_RIGHT,
-	FAKE_REPLY_GARBAGE,   /* bytes that are no frame */
-	FAKE_REPLY_TRUNCATED, /* half a frame, then end of file */
-	FAKE_REPLY_OTHER_ID,
-	FAKE_REPLY_OTHER_CODE,
-	FAKE_REPLY_BAD_BODY,
-	FAKE_REPLY_TOO_BIG,   /* a header that claims more than any frame has */
-	FAKE_REPLY_EXTRA_FDS, /* claims descriptors that are not there */
-	FAKE_REPLY_LAST,
-} fake_reply_fault_t;
+typedef struct fake_lie {
+	fake_of_t of;
+	size_t at, bytes; /* of the field; 0 bytes: none */
+	uint64_t value;
+	int one_less; /* descriptor than is said */
+	int unsealed; /* memfd */
+	int twice;    /* the same slab */
+	int garbled;  /* body: the one byte msgpack never uses */
+	int cut;      /* half a header, then end of file */
+} fake_lie_t;
+#define FAKE_LIE(of_, type, field, value_)                                                                             \
+	{                                                                                                              \
+		.of = (of_), .at = offsetof(type, field), .bytes = sizeof(((type *)0)->field), .value = (value_)       \
+	}
 
 typedef struct fake_knobs {
 	_Atomic uint32_t slab_memory;   /* kv_slab_memory_t that the slab is announced as */
@@ -63,10 +48,8 @@ typedef struct fake_knobs {
 	_Atomic uint32_t release;
 	_Atomic uint32_t fail_code; /* this code is answered with fail_status */
 	_Atomic int32_t fail_status;
-	_Atomic uint32_t corrupt_code; /* the answer to this code is corrupted as `reply` says */
-	_Atomic uint32_t reply;        /* fake_reply_fault_t */
-	_Atomic uint32_t join;         /* fake_join_fault_t */
-	_Atomic uint32_t slab;         /* fake_slab_fault_t */
+	_Atomic uint32_t corrupt_code;   /* the answer to this code is a lie */
+	_Atomic(const fake_lie_t *) lie; /* NULL: none */
 	_Atomic uint32_t no_heartbeat;
 	_Atomic uint32_t space_geometry; /* 1: leaves that do not fit the block; 2: another block size than before;
 						3: another order of bytes in a block */
@@ -80,13 +63,10 @@ typedef struct fake_knobs {
 
 /* What the daemon has seen, for tests to look at. */
 typedef struct fake_seen {
-	_Atomic uint32_t hellos, joins, acquires, releases, released_ids, revokes, drains, bad_blocks, put_ends,
-		space_opens, space_closes, keeps, handovers_done, done_flags;
-	_Atomic uint64_t old_incarnation;
-	_Atomic uint64_t drained_what;
-	_Atomic uint32_t bad_index;
+	_Atomic uint32_t asked[KV_CODE_SPACE_CLOSE + 1]; /* requests that were answered as they should, by code */
+	_Atomic uint32_t released_ids, done_flags, bad_index, durable_asked;
 	_Atomic uint32_t ladder; /* keys of the last ACQUIRE */
-	_Atomic uint32_t durable_asked;
+	_Atomic uint64_t old_incarnation, drained_what;
 } fake_seen_t;
 
 typedef struct fake_geometry {

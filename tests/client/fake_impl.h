@@ -16,7 +16,6 @@
 #define FAKE_STAGING_WORDS 4096u
 #define FAKE_RING_RECORDS  8u
 #define FAKE_MEMBER_BYTES  (4096u + FAKE_RING_RECORDS * 128u + FAKE_STAGING_WORDS * 8u)
-#define FAKE_BUCKETS       256u
 
 typedef struct fake_area {
 	int fd;
@@ -71,6 +70,10 @@ fake_area_t fake_area_make(uint64_t bytes, int seal);
 void fake_area_free(fake_area_t *area);
 void fake_areas_make(fake_t *fake);
 void fake_member_make(fake_area_t *area);
+/* The lie, if it is about this. */
+const fake_lie_t *fake_lie_about(fake_t *fake, fake_of_t of);
+/* Put it there. */
+void fake_lie_put(fake_t *fake, fake_of_t of, void *what);
 /* Damage what is about to be handed out. */
 void fake_areas_spoil(fake_t *fake, fake_session_t *session, kv_msg_join_reply_t *reply, int fds[3], uint32_t *p_count);
 
@@ -83,6 +86,11 @@ kv_status_t fake_put_end(fake_t *fake, uint32_t session, const kv_msg_put_end_t 
 kv_status_t fake_put_revoke(fake_t *fake, const kv_msg_put_revoke_t *ask);
 kv_status_t fake_explain(fake_t *fake, const kv_msg_explain_t *ask, kv_msg_explain_reply_t *reply);
 kv_lease_header_t *fake_claim_header(fake_t *fake, const fake_claim_t *claim);
+
+/* The open claims of a kind; 0: of any. */
+#define FAKE_EACH_CLAIM(fake, claim, of_kind)                                                                          \
+	for (fake_claim_t *claim = (fake)->claims; claim < (fake)->claims + FAKE_CLAIMS; claim++)                      \
+		if (claim->id && ((of_kind) == 0 || claim->kind == (of_kind)))
 
 /* fake_daemon.c */
 void fake_notice(fake_t *fake, uint32_t session, uint16_t code, const void *msg, const int *fds, uint32_t fd_count);

@@ -57,9 +57,10 @@ static fake_claim_t *claim_new(fake_t *fake, uint32_t session, uint32_t kind, ui
 
 static fake_claim_t *claim_find(fake_t *fake, uint64_t id)
 {
-	for (uint32_t i = 0; i < FAKE_CLAIMS; i++) {
-		if (id && fake->claims[i].id == id) {
-			return &fake->claims[i];
+	FAKE_EACH_CLAIM(fake, claim, 0)
+	{
+		if (claim->id == id) {
+			return claim;
 		}
 	}
 
@@ -349,13 +350,10 @@ kv_status_t fake_explain(fake_t *fake, const kv_msg_explain_t *ask, kv_msg_expla
 void fake_ready(fake_t *fake, uint32_t ready, kv_status_t done)
 {
 	pthread_mutex_lock(&fake->lock);
-	for (uint32_t i = 0; i < FAKE_CLAIMS; i++) {
-		fake_claim_t *claim = &fake->claims[i];
+	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_READ)
+	{
 		kv_msg_lease_done_t msg = {.lease = claim->id, .ready = ready, .status = done};
 
-		if (!claim->id || claim->kind != KV_LEASE_READ) {
-			continue;
-		}
 		atomic_store(&fake_claim_header(fake, claim)->ready, ready);
 		if (done != KV_PENDING) {
 			fake_notice(fake, claim->session, KV_CODE_LEASE_DONE, &msg, NULL, 0);
@@ -367,10 +365,9 @@ void fake_ready(fake_t *fake, uint32_t ready, kv_status_t done)
 void fake_cut(fake_t *fake, uint32_t n)
 {
 	pthread_mutex_lock(&fake->lock);
-	for (uint32_t i = 0; i < FAKE_CLAIMS; i++) {
-		if (fake->claims[i].id && fake->claims[i].kind == KV_LEASE_READ) {
-			atomic_store(&fake_claim_header(fake, &fake->claims[i])->n, n);
-		}
+	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_READ)
+	{
+		atomic_store(&fake_claim_header(fake, claim)->n, n);
 	}
 	pthread_mutex_unlock(&fake->lock);
 }
@@ -378,10 +375,9 @@ void fake_cut(fake_t *fake, uint32_t n)
 void fake_revoke_all(fake_t *fake)
 {
 	pthread_mutex_lock(&fake->lock);
-	for (uint32_t i = 0; i < FAKE_CLAIMS; i++) {
-		if (fake->claims[i].id) {
-			claim_end(fake, &fake->claims[i]);
-		}
+	FAKE_EACH_CLAIM(fake, claim, 0)
+	{
+		claim_end(fake, claim);
 	}
 	pthread_mutex_unlock(&fake->lock);
 }
@@ -389,10 +385,9 @@ void fake_revoke_all(fake_t *fake)
 void fake_finish_puts(fake_t *fake, kv_status_t status)
 {
 	pthread_mutex_lock(&fake->lock);
-	for (uint32_t i = 0; i < FAKE_CLAIMS; i++) {
-		if (fake->claims[i].id && fake->claims[i].kind == KV_LEASE_PUT) {
-			put_finish(fake, &fake->claims[i], status);
-		}
+	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_PUT)
+	{
+		put_finish(fake, claim, status);
 	}
 	pthread_mutex_unlock(&fake->lock);
 }
@@ -415,8 +410,9 @@ uint32_t fake_open_leases(fake_t *fake)
 	uint32_t n = 0;
 
 	pthread_mutex_lock(&fake->lock);
-	for (uint32_t i = 0; i < FAKE_CLAIMS; i++) {
-		n += fake->claims[i].id != 0;
+	FAKE_EACH_CLAIM(fake, claim, 0)
+	{
+		n++;
 	}
 	pthread_mutex_unlock(&fake->lock);
 

@@ -3,79 +3,57 @@
 
 #include <sys/mman.h>
 
-static kvc_lease_t *acquire(bed_t *bed, uint32_t n, uint32_t skip)
-{
-	kvc_lease_t *lease = NULL;
-
-	assert_int_equal(kvc_acquire(bed->space, bed->keys, n, skip, 0, &lease), KVC_OK);
-	assert_non_null(lease);
-
-	return lease;
-}
-
-static void round_trip(const fake_geometry_t *geometry)
-{
-	kvc_match_t match = {.struct_size = sizeof match};
-	kvc_lease_t *lease;
-
-	bed_make(&bed, geometry);
-	kvc_match(bed.space, bed.keys, 20, &match);
-	assert_int_equal(match.n, 0);
-	assert_int_equal(bed_put(&bed, 0, 13), KVC_OK);
-	kvc_match(bed.space, bed.keys, 20, &match);
-	assert_int_equal(match.n, 13);
-	assert_int_equal(match.n_cpu, 13);
-
-	/* The ladder of 20 has 20, 19, 18, 16, 12: 12 of the 13 are found. */
-	lease = acquire(&bed, 20, 0);
-	assert_int_equal(kvc_lease_n(lease), 12);
-	assert_int_equal(kvc_lease_ready(lease), 12);
-	assert_int_equal(kvc_lease_wait(lease, 12, 100), KVC_OK);
-	assert_int_equal(kvc_lease_read(lease, 0, 12, (void *const *)bed.dst, NULL), KVC_OK);
-	bed_check_read(&bed, 0, 12);
-	kvc_release(&lease, 1);
-
-	lease = acquire(&bed, 13, 5);
-	assert_int_equal(kvc_lease_n(lease), 13);
-	assert_int_equal(kvc_lease_skip(lease), 5);
-	assert_int_equal(kvc_lease_read(lease, 4, 1, (void *const *)bed.dst, NULL), KVC_ERR_ARG);
-	assert_int_equal(kvc_lease_read(lease, 12, 2, (void *const *)bed.dst, NULL), KVC_ERR_ARG);
-	assert_int_equal(kvc_lease_read(lease, 5, 8, (void *const *)(bed.dst + 5), NULL), KVC_OK);
-	bed_check_read(&bed, 5, 13);
-	kvc_release(&lease, 1);
-	BED_UNTIL(&bed, fake_open_leases(bed.fake) == 0);
-}
-
+/* Also where the pages of a block are opaque, and uneven. */
 KV_TEST(p1_what_was_put_is_read_back)
 {
-	round_trip(&fake_split);
-}
+	const fake_geometry_t *geometries[] = {&fake_split, &fake_opaque};
+	kvc_lease_t *lease;
 
-KV_TEST(p1_uneven_opaque_pages_are_read_back)
-{
-	round_trip(&fake_opaque);
+	for (size_t i = 0; i < KV_COUNT_OF(geometries); i++) {
+		bed_make(&bed, geometries[i], (kvc_config_t){0});
+		assert_int_equal(bed_match(20).n, 0);
+		bed_store(0, 13);
+		assert_int_equal(bed_match(20).n, 13);
+		assert_int_equal(bed_match(20).n_cpu, 13);
+
+		/* The ladder of 20 has 20, 19, 18, 16, 12: 12 of the 13 are found. */
+		lease = bed_acquire(20, 0);
+		assert_int_equal(kvc_lease_n(lease), 12);
+		assert_int_equal(kvc_lease_ready(lease), 12);
+		assert_int_equal(kvc_lease_wait(lease, 12, 100), KVC_OK);
+		bed_read(lease, 0, 12);
+		kvc_release(&lease, 1);
+
+		lease = bed_acquire(13, 5);
+		assert_int_equal(kvc_lease_n(lease), 13);
+		assert_int_equal(kvc_lease_skip(lease), 5);
+		assert_int_equal(kvc_lease_read(lease, 4, 1, (void *const *)bed.dst, NULL), KVC_ERR_ARG);
+		assert_int_equal(kvc_lease_read(lease, 12, 2, (void *const *)bed.dst, NULL), KVC_ERR_ARG);
+		bed_read(lease, 5, 13);
+		kvc_release(&lease, 1);
+		BED_UNTIL(&bed, fake_open_leases(bed.fake) == 0);
+		bed_free(&bed);
+	}
 }
 
 KV_TEST(p1_every_flipped_byte_is_caught)
 {
 	kvc_lease_t *lease;
 	uint32_t bad = 99;
-	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	bed_make(&bed, &fake_opaque);
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	lease = acquire(&bed, 4, 1);
+	bed_make(&bed, &fake_opaque, (kvc_config_t){0});
+	bed_store(0, 4);
+	lease = bed_acquire(4, 1);
 	for (size_t byte = 0; byte < bed.info.block_bytes; byte += 3989) {
 		fake_flip(bed.fake, 2, byte);
 		assert_int_equal(kvc_lease_read(lease, 1, 3, (void *const *)bed.dst, &bad), KVC_ERR_CORRUPT);
 		assert_int_equal(bad, 2);
 		fake_flip(bed.fake, 2, byte);
 	}
-	assert_int_equal(kvc_lease_read(lease, 1, 3, (void *const *)bed.dst, &bad), KVC_OK);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->bad_blocks) > 0);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->bad_index), 1); /* in the lease's slots: skip counted off */
-	kvc_get_stats(bed.kvc, &stats);
-	assert_int_equal(stats.corrupt, 21);
+	bed_read(lease, 1, 4);
+	BED_UNTIL(&bed, ASKED(BAD_BLOCK) > 0);
+	assert_int_equal(SEEN(bad_index), 1); /* in the lease's slots: skip counted off */
+	assert_int_equal(bed_stats().corrupt, 21);
 	kvc_release(&lease, 1);
 }
 
@@ -83,22 +61,22 @@ BED_CASE(p1_a_revoked_lease_reads_nothing)
 {
 	kvc_lease_t *lease, *brief = NULL;
 
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	lease = acquire(&bed, 4, 0);
+	bed_store(0, 4);
+	lease = bed_acquire(4, 0);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 1, &brief), KVC_OK);
 	assert_int_equal(kvc_lease_state(lease), KVC_OK);
 	usleep(3000);
 	fake_revoke_all(bed.fake);
 	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_lease_state(brief), KVC_ERR_EXPIRED);
-	assert_int_equal(kvc_lease_read(lease, 0, 1, (void *const *)bed.dst, NULL), KVC_ERR_REVOKED);
+	assert_int_equal(bed_try_read(lease), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_lease_wait(lease, 4, 1000), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_lease_block(lease, 0, NULL, NULL), KVC_ERR_REVOKED);
 	assert_non_null(strstr(kvc_last_error(), "acquire again"));
 
 	/* Its memory is used again by another lease: the old handle must not read through it. */
 	kvc_release(&brief, 1);
-	brief = acquire(&bed, 4, 0);
+	brief = bed_acquire(4, 0);
 	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);
 	kvc_release((kvc_lease_t *const[]){lease, NULL, brief}, 3);
 }
@@ -107,18 +85,17 @@ BED_CASE(p5_waiting_for_the_disk_ends)
 {
 	kvc_lease_t *lease;
 
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	atomic_store(&fake_knobs(bed.fake)->lazy_ready, 1);
-	lease = acquire(&bed, 4, 1);
+	bed_store(0, 4);
+	KNOB(lazy_ready) = 1;
+	lease = bed_acquire(4, 1);
 	assert_int_equal(kvc_lease_ready(lease), 1);
 	assert_int_equal(kvc_lease_disk(lease), 3);
-	assert_int_equal(kvc_lease_read(lease, 1, 1, (void *const *)bed.dst, NULL), KVC_PENDING);
+	assert_int_equal(bed_try_read(lease), KVC_PENDING);
 	assert_int_equal(kvc_lease_wait(lease, 2, 20), KVC_ERR_TIMEOUT);
 	assert_int_equal(kvc_lease_wait(lease, 5, 20), KVC_ERR_ARG);
 	fake_ready(bed.fake, 3, KV_PENDING); /* without a message */
 	assert_int_equal(kvc_lease_wait(lease, 3, 1000), KVC_OK);
-	assert_int_equal(kvc_lease_read(lease, 1, 2, (void *const *)(bed.dst + 1), NULL), KVC_OK);
-	bed_check_read(&bed, 1, 3);
+	bed_read(lease, 1, 3);
 	fake_ready(bed.fake, 3, KV_ERR_IO);
 	assert_int_equal(kvc_lease_wait(lease, 4, 1000), (kvc_status_t)KV_ERR_IO);
 	kvc_release(&lease, 1);
@@ -146,7 +123,7 @@ BED_CASE(p1_a_miss_is_no_lease)
 
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 9, 0, 0, &lease), KVC_MISS);
 	assert_null(lease);
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	bed_store(0, 4);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 4, 0, &lease), KVC_MISS);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 0, 0, 0, &lease), KVC_ERR_ARG);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 2, 3, 0, &lease), KVC_ERR_ARG);
@@ -154,11 +131,9 @@ BED_CASE(p1_a_miss_is_no_lease)
 
 BED_CASE(p10_grants_outside_the_lease_area_are_refused)
 {
-	kvc_lease_t *lease = NULL;
-
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	atomic_store(&fake_knobs(bed.fake)->lease_outside, 1);
-	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_PROTO);
+	bed_store(0, 4);
+	KNOB(lease_outside) = 1;
+	assert_int_equal(bed_try_acquire(), (kvc_status_t)KV_ERR_PROTO);
 	assert_int_equal(bed_put(&bed, 4, 8), (kvc_status_t)KV_ERR_PROTO);
 }
 
@@ -166,16 +141,16 @@ BED_CASE(p10_grants_outside_the_lease_area_are_refused)
 
 BED_CASE(p3_a_put_in_pieces_becomes_visible_whole)
 {
-	kvc_put_t *put;
-	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvc_put_options_t options = {.struct_size = sizeof options, .durable = 1};
+	kvc_put_result_t result;
+	kvc_lease_t *lease;
 	void *data = NULL;
+	kvc_put_t *put;
 
-	assert_int_equal(bed_put(&bed, 0, 2), KVC_OK);
+	bed_store(0, 2);
 	options.tokens = bed.tokens;
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 6, &options, &put), KVC_OK);
-	kvc_put_get_result(put, &result);
-	assert_int_equal(result.status, KVC_PENDING);
+	assert_int_equal(bed_result(put).status, KVC_PENDING);
 	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	assert_int_equal(kvc_put_n(put), 6);
 	assert_int_equal(kvc_put_block(put, 1, &data), KVC_ALREADY);
@@ -189,45 +164,37 @@ BED_CASE(p3_a_put_in_pieces_becomes_visible_whole)
 	assert_int_equal(kvc_put_wait(put, 0, 30), KVC_ERR_TIMEOUT);
 	assert_int_equal(kvc_put_end(put, 0, 4), KVC_OK);
 	assert_int_equal(kvc_put_wait(put, 1, 0), KVC_OK);
-	kvc_put_get_result(put, &result);
+	result = bed_result(put);
 	assert_int_equal(result.visible, 6);
 	assert_int_equal(result.durable_status, KVC_OK);
 	assert_int_equal(result.durable, 6);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->durable_asked), 1);
+	assert_int_equal(SEEN(durable_asked), 1);
 	kvc_put_free(put);
 
-	{
-		kvc_lease_t *lease = acquire(&bed, 6, 0);
-
-		assert_int_equal(kvc_lease_read(lease, 0, 6, (void *const *)bed.dst, NULL), KVC_OK);
-		bed_check_read(&bed, 0, 6);
-		kvc_release(&lease, 1);
-	}
-	assert_int_equal(bed_put(&bed, 0, 6), KVC_OK); /* nothing to write */
+	lease = bed_acquire(6, 0);
+	bed_read(lease, 0, 6);
+	kvc_release(&lease, 1);
+	bed_store(0, 6); /* nothing to write */
 }
 
 BED_CASE(p4_an_unfinished_put_is_revoked_when_freed)
 {
-	kvc_put_t *put;
+	kvc_put_t *put = bed_reserve(bed.space, 0, 3, NULL);
 
-	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
-	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_OK);
 	kvc_put_free(put);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) >= 1);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 1);
+	BED_UNTIL(&bed, ASKED(DRAINED) >= 1);
+	assert_int_equal(ASKED(PUT_REVOKE), 1);
 	assert_int_equal(fake_open_leases(bed.fake), 0);
 }
 
 /* However often it is called, KEEP goes once in half of the put's time to live; a put that ends soon costs none. */
 BED_CASE(p5_a_put_is_kept_once_in_half_its_time_to_live)
 {
-	const fake_seen_t *seen;
 	uint64_t start;
 	kvc_put_t *put;
 
-	seen = fake_seen(bed.fake);
-	atomic_store(&fake_knobs(bed.fake)->put_ttl_ms, 60000);
+	KNOB(put_ttl_ms) = 60000;
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
 	assert_int_equal(kvc_put_keep(put), KVC_OK); /* not granted yet */
 	start = test_now_ms();
@@ -236,9 +203,9 @@ BED_CASE(p5_a_put_is_kept_once_in_half_its_time_to_live)
 		assert_int_equal(kvc_put_keep(put), KVC_OK);
 		(void)kvc_poll(bed.kvc, 0);
 	}
-	assert_true(atomic_load(&seen->keeps) == 0 || test_now_ms() - start >= 50);
+	assert_true(ASKED(KEEP) == 0 || test_now_ms() - start >= 50);
 	/* The daemon's time to live is not known: soon one goes, and then, for 30 s, none. */
-	while (atomic_load(&seen->keeps) == 0) {
+	while (ASKED(KEEP) == 0) {
 		assert_int_equal(kvc_put_keep(put), KVC_OK);
 		(void)kvc_poll(bed.kvc, 1);
 	}
@@ -246,7 +213,7 @@ BED_CASE(p5_a_put_is_kept_once_in_half_its_time_to_live)
 		assert_int_equal(kvc_put_keep(put), KVC_OK);
 		(void)kvc_poll(bed.kvc, 1);
 	}
-	assert_true(atomic_load(&seen->keeps) == 1 || test_now_ms() - start >= 30000);
+	assert_true(ASKED(KEEP) == 1 || test_now_ms() - start >= 30000);
 	fake_finish_puts(bed.fake, KV_ERR_REVOKED);
 	assert_int_equal(kvc_put_wait(put, 0, 0), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_put_keep(put), KVC_ERR_REVOKED);
@@ -255,19 +222,17 @@ BED_CASE(p5_a_put_is_kept_once_in_half_its_time_to_live)
 
 BED_CASE(p1_a_revoked_put_is_not_written)
 {
-	kvc_put_t *put;
+	kvc_put_t *put = bed_reserve(bed.space, 0, 3, NULL);
 	void *data;
 
-	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
-	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	fake_finish_puts(bed.fake, KV_ERR_REVOKED);
 	assert_int_equal(kvc_put_wait(put, 0, 0), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_put_block(put, 0, &data), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_put_end(put, 0, 3), KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1); /* we no longer touch it */
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 0);
+	BED_UNTIL(&bed, ASKED(DRAINED) == 1); /* we no longer touch it */
+	assert_int_equal(ASKED(PUT_REVOKE), 0);
 }
 
 BED_CASE(puts_below_nothing_or_beyond_limits_say_so)
@@ -277,15 +242,14 @@ BED_CASE(puts_below_nothing_or_beyond_limits_say_so)
 
 	assert_int_equal(bed_put(&bed, 5, 8), KVC_ERR_NO_PARENT);
 	assert_non_null(strstr(kvc_last_error(), "the fake says no"));
-	atomic_store(&fake_knobs(bed.fake)->slots, 3);
-	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 8, NULL, &put[0]), KVC_OK);
-	assert_int_equal(kvc_put_ready(put[0], 0), KVC_OK);
+	KNOB(slots) = 3;
+	put[0] = bed_reserve(bed.space, 0, 8, NULL);
 	assert_int_equal(kvc_put_n(put[0]), 3);
 	kvc_put_free(put[0]);
 	put[0] = NULL;
 
 	/* Staging: 4,096 words in the fake, 8 a block: the ninth put of 64 blocks finds none. */
-	atomic_store(&fake_knobs(bed.fake)->slots, 1);
+	KNOB(slots) = 1;
 	while (n < 40 && kvc_put_start(bed.space, bed.keys, 0, 64, NULL, &put[n]) == KVC_OK) {
 		n++;
 	}
@@ -300,32 +264,26 @@ BED_CASE(puts_below_nothing_or_beyond_limits_say_so)
 
 KV_TEST(p1_ranks_write_their_own_heads)
 {
-	kvc_t *second;
-	kvc_space_t *space;
-	kvc_config_t config;
-	kvc_identity_t identity = bed_identity();
-	const uint8_t secret[16] = "0123456789abcde";
+	static const uint8_t secret[16] = "0123456789abcde";
+	kvc_config_t config = {
+		.instance = "engine", .secret = secret, .secret_len = sizeof secret, .role = KVC_ROLE_BOTH};
 	kvc_writer_t writers[2] = {{.rank = 0, .head_count = 1, .layer_count = 4},
 				   {.rank = 1, .head_first = 1, .head_count = 1, .layer_count = 4}};
 	kvc_put_options_t options = {.struct_size = sizeof options, .writers = writers, .writer_count = 2};
+	kvc_identity_t identity = bed_identity();
+	kvc_lease_t *lease, *seen;
 	kvc_put_t *put, *view;
 	kvc_handle_t handle;
-	kvc_lease_t *lease, *seen;
+	kvc_space_t *space;
+	kvc_t *second;
 
-	bed_listen(&bed, &fake_split);
-	config = bed_config(&bed);
-	config.instance = "engine";
-	config.secret = secret;
-	config.secret_len = sizeof secret;
-	config.role = KVC_ROLE_BOTH;
-	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	bed_make(&bed, &fake_split, config);
 	config.rank = 1;
+	config = bed_config(&bed, config);
 	assert_int_equal(kvc_attach(&config, &second), KVC_OK);
-	bed_open(&bed);
 	assert_int_equal(kvc_space_open(second, &identity, &space), KVC_OK);
 
-	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 4, &options, &put), KVC_OK);
-	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	put = bed_reserve(bed.space, 0, 4, &options);
 	assert_int_equal(kvc_put_export(put, &handle), KVC_OK);
 	assert_int_equal(kvc_put_import(space, &handle, &writers[1], &view), KVC_OK);
 	for (uint32_t i = 0; i < 4; i++) {
@@ -340,11 +298,10 @@ KV_TEST(p1_ranks_write_their_own_heads)
 	kvc_put_free(put);
 
 	/* One takes the lease, the other reads. */
-	lease = acquire(&bed, 4, 1);
+	lease = bed_acquire(4, 1);
 	assert_int_equal(kvc_lease_export(lease, &handle), KVC_OK);
 	assert_int_equal(kvc_lease_import(space, &handle, &seen), KVC_OK);
-	assert_int_equal(kvc_lease_read(seen, 1, 3, (void *const *)(bed.dst + 1), NULL), KVC_OK);
-	bed_check_read(&bed, 1, 4);
+	bed_read(seen, 1, 4);
 	kvc_release(&seen, 1);
 	assert_int_equal(kvc_lease_state(lease), KVC_OK);
 	handle.offset += UINT64_C(1) << 33;
@@ -363,90 +320,83 @@ BED_CASE(p4_a_lease_granted_too_late_is_given_back)
 	kvc_lease_t *lease;
 	kvc_put_t *put;
 
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	atomic_store(&fake_knobs(bed.fake)->delay_code, KV_CODE_ACQUIRE);
+	bed_store(0, 4);
+	KNOB(delay_code) = KV_CODE_ACQUIRE;
 	assert_int_equal(kvc_acquire_start(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
 	assert_int_equal(kvc_lease_state(lease), KVC_PENDING);
 	kvc_release(&lease, 1); /* before the answer */
-	atomic_store(&fake_knobs(bed.fake)->release, 1);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->released_ids) == 1);
+	KNOB(release) = 1;
+	BED_UNTIL(&bed, SEEN(released_ids) == 1);
 	assert_int_equal(fake_open_leases(bed.fake), 0);
 
-	atomic_store(&fake_knobs(bed.fake)->release, 0);
-	atomic_store(&fake_knobs(bed.fake)->delay_code, KV_CODE_PUT_START);
+	KNOB(release) = 0;
+	KNOB(delay_code) = KV_CODE_PUT_START;
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 4, 6, NULL, &put), KVC_OK);
 	assert_int_equal(kvc_put_ready(put, 20), KVC_ERR_TIMEOUT);
 	kvc_put_free(put);
-	atomic_store(&fake_knobs(bed.fake)->release, 1);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->revokes) == 1);
+	KNOB(release) = 1;
+	BED_UNTIL(&bed, ASKED(PUT_REVOKE) == 1);
 	assert_int_equal(fake_open_leases(bed.fake), 0);
 }
 
 KV_TEST(p5_a_silent_daemon_costs_the_deadline_and_no_more)
 {
-	kvc_lease_t *lease = NULL;
 	kvc_put_t *put;
 	char *json;
 	uint64_t begin;
-	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	bed_make_hasty(&bed, 1000);
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	atomic_store(&fake_knobs(bed.fake)->mute, UINT32_MAX);
+	bed_make(&bed, &fake_split, (kvc_config_t){.timeout_ms = 1000});
+	bed_store(0, 4);
+	KNOB(mute) = UINT32_MAX;
 	begin = test_now_ms();
-	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_ERR_TIMEOUT);
-	assert_null(lease);
+	assert_int_equal(bed_try_acquire(), KVC_ERR_TIMEOUT);
 	assert_int_equal(kvc_document(bed.kvc, KVC_DOC_STATUS, 0, &json, NULL), KVC_ERR_TIMEOUT);
 	assert_int_equal(kvc_space_reset(bed.space), KVC_ERR_TIMEOUT);
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 4, 6, NULL, &put), KVC_OK);
 	assert_int_equal(kvc_put_ready(put, 0), KVC_ERR_TIMEOUT);
 	kvc_put_free(put);
 	assert_in_range(test_now_ms() - begin, 3900, BED_TIMEOUT_MS);
-	kvc_get_stats(bed.kvc, &stats);
-	assert_in_range(stats.timeouts, 4, 5);
+	assert_in_range(bed_stats().timeouts, 4, 5);
 
 	/* It comes back: everything goes on. */
-	atomic_store(&fake_knobs(bed.fake)->mute, 0);
-	lease = acquire(&bed, 4, 0);
-	kvc_release(&lease, 1);
+	KNOB(mute) = 0;
+	assert_int_equal(bed_try_acquire(), KVC_OK);
 }
 
 BED_CASE(p1_a_retired_slab_stays_until_its_leases_end)
 {
 	kvc_lease_t *lease, *later;
 	const void *data;
-	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	lease = acquire(&bed, 4, 0);
+	bed_store(0, 4);
+	lease = bed_acquire(4, 0);
 	assert_int_equal(kvc_lease_block(lease, 0, &data, NULL), KVC_OK);
 	fake_retire_slab(bed.fake);
 	(void)kvc_poll(bed.kvc, 50);
 	(void)kvc_poll(bed.kvc, 10);
 	assert_memory_equal(data, bed.src[0], bed.info.block_bytes); /* still mapped */
-	later = acquire(&bed, 4, 0);
-	assert_int_equal(kvc_lease_read(later, 0, 1, (void *const *)bed.dst, NULL), (kvc_status_t)KV_ERR_FAULT);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->drains), 0);
+	later = bed_acquire(4, 0);
+	assert_int_equal(bed_try_read(later), (kvc_status_t)KV_ERR_FAULT);
+	assert_int_equal(ASKED(DRAINED), 0);
 	kvc_release(&lease, 1);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->drained_what), 3);
-	kvc_get_stats(bed.kvc, &stats);
-	assert_int_equal(stats.slabs_mapped, 0);
+	BED_UNTIL(&bed, ASKED(DRAINED) == 1);
+	assert_int_equal(SEEN(drained_what), 3);
+	assert_int_equal(bed_stats().slabs_mapped, 0);
 	kvc_release(&later, 1);
 }
 
 BED_CASE(reports_are_dropped_when_nobody_reads_them)
 {
 	kvc_report_t report = {.struct_size = sizeof report, .request = 5, .query_tokens = 100};
-	kvc_stats_t stats = {.struct_size = sizeof stats};
 
 	for (uint32_t i = 0; i < 11; i++) {
 		kvc_report(bed.space, &report);
 	}
 	assert_int_equal(fake_ring_records(bed.fake), 8);
-	kvc_get_stats(bed.kvc, &stats);
-	assert_int_equal(stats.reports_dropped, 3);
+	assert_int_equal(bed_stats().reports_dropped, 3);
 }
+
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* What on_memory() has said. */
 typedef struct told {
@@ -474,18 +424,13 @@ static void note_memory(void *ctx, const kvc_memory_t *memory, int mapped)
 KV_TEST(p4_pool_memory_is_announced_while_it_is_mapped)
 {
 	kvc_lease_t *lease;
-	kvc_config_t config;
 	const void *data;
 	told_t told = {0};
 
-	bed_listen(&bed, &fake_split);
-	config = bed_config(&bed);
-	config.on_memory = note_memory;
-	config.memory_ctx = &told;
-	bed_attach(&bed, &config);
-	assert_int_equal(bed_put(&bed, 0, 2), KVC_OK);
+	bed_make(&bed, &fake_split, (kvc_config_t){.on_memory = note_memory, .memory_ctx = &told});
+	bed_store(0, 2);
 	assert_int_equal(told.mapped, 1);
-	assert_int_equal(kvc_acquire(bed.space, bed.keys, 2, 0, 0, &lease), KVC_OK);
+	lease = bed_acquire(2, 0);
 	assert_int_equal(kvc_lease_block(lease, 1, &data, NULL), KVC_OK);
 	assert_in_range((uintptr_t)data, (uintptr_t)told.memory.base,
 			(uintptr_t)told.memory.base + told.memory.bytes - bed.info.block_bytes);
@@ -542,23 +487,19 @@ static void never_called(void *ctx, const kvc_memory_t *memory, int mapped)
 }
 
 /* Four blocks are granted; device NULL: no hook. */
-static kvc_put_t *bed_grant_on_device(bed_t *bed, device_t *device)
+static kvc_put_t *grant_on_device(device_t *device)
 {
-	kvc_put_options_t options = {.struct_size = sizeof options};
-	kvc_config_t config;
 	kvc_put_t *put = NULL;
 
-	bed_listen(bed, &fake_split);
-	atomic_store(&fake_knobs(bed->fake)->slab_memory, KV_SLAB_CUDA);
-	config = bed_config(bed);
-	config.on_memory = never_called;
-	config.map_device = device ? map_device : NULL;
-	config.unmap_device = device ? unmap_device : NULL;
-	config.memory_ctx = device;
-	assert_int_equal(kvc_attach(&config, &bed->kvc), KVC_OK);
-	bed_open(bed);
-	assert_int_equal(kvc_put_start(bed->space, bed->keys, 0, 4, &options, &put), KVC_OK);
-	BED_UNTIL(bed, kvc_put_n(put) == 4);
+	bed_listen(&bed, &fake_split);
+	KNOB(slab_memory) = KV_SLAB_CUDA;
+	bed_attach(&bed, (kvc_config_t){.on_memory = never_called,
+					.map_device = device ? map_device : NULL,
+					.unmap_device = device ? unmap_device : NULL,
+					.memory_ctx = device});
+	bed_open(&bed);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 4, NULL, &put), KVC_OK);
+	BED_UNTIL(&bed, kvc_put_n(put) == 4);
 
 	return put;
 }
@@ -567,13 +508,12 @@ static kvc_put_t *bed_grant_on_device(bed_t *bed, device_t *device)
 KV_TEST(p1_the_cpu_never_touches_memory_of_a_device)
 {
 	uint64_t leaves[64] = {0};
-	kvc_lease_t *lease = NULL;
-	const void *data = NULL;
-	void *to = NULL;
 	device_t device = {0};
-	kvc_put_t *put;
+	kvc_put_t *put = grant_on_device(&device);
+	const void *data = NULL;
+	kvc_lease_t *lease;
+	void *to = NULL;
 
-	put = bed_grant_on_device(&bed, &device);
 	assert_int_equal(device.mapped, 1);
 	assert_int_equal(kvc_put_block(put, 1, &to), KVC_OK);
 	assert_in_range((uintptr_t)to, (uintptr_t)device.base, (uintptr_t)device.base + device.bytes);
@@ -586,35 +526,20 @@ KV_TEST(p1_the_cpu_never_touches_memory_of_a_device)
 	BED_UNTIL(&bed, fake_visible(bed.fake) == 4);
 	kvc_put_free(put);
 
-	lease = acquire(&bed, 4, 0);
+	lease = bed_acquire(4, 0);
 	assert_int_equal(kvc_lease_block(lease, 0, &data, NULL), KVC_OK);
 	assert_in_range((uintptr_t)data, (uintptr_t)device.base, (uintptr_t)device.base + device.bytes);
-	assert_int_equal(kvc_lease_read(lease, 0, 1, (void *const *)bed.dst, NULL), KVC_ERR_UNSUPPORTED);
+	assert_int_equal(bed_try_read(lease), KVC_ERR_UNSUPPORTED);
 	assert_int_equal(kvc_prefault(bed.kvc, UINT64_MAX), 0);
 	fake_retire_slab(bed.fake);
 	(void)kvc_poll(bed.kvc, 200);
 	assert_int_equal(device.unmapped, 0);
-	assert_int_not_equal(atomic_load(&fake_seen(bed.fake)->drained_what), 3);
+	assert_int_not_equal(SEEN(drained_what), 3);
 	kvc_release(&lease, 1);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drained_what) == 3);
+	BED_UNTIL(&bed, SEEN(drained_what) == 3);
 	assert_int_equal(device.unmapped, 1);
 	bed_free(&bed);
 	assert_int_equal(device.unmapped, device.mapped);
-}
-
-static void check_unmapped(device_t *device)
-{
-	void *to = NULL;
-	kvc_put_t *put;
-
-	put = bed_grant_on_device(&bed, device);
-	assert_int_equal(kvc_put_block(put, 0, &to), KVC_ERR_TIER_OFF);
-	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_TIER_OFF);
-	kvc_put_free(put);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) >= 1); /* of the put */
-	fake_retire_slab(bed.fake);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drained_what) == 3);
-	bed_free(&bed);
 }
 
 /* Who cannot map it gives it back like any other slab. */
@@ -622,61 +547,62 @@ KV_TEST(p4_a_device_slab_without_a_hook_is_given_back)
 {
 	device_t device = {.refuse = 1};
 
-	check_unmapped(NULL);
-	check_unmapped(&device);
+	for (int hook = 0; hook < 2; hook++) {
+		kvc_put_t *put = grant_on_device(hook ? &device : NULL);
+		void *to = NULL;
+
+		assert_int_equal(kvc_put_block(put, 0, &to), KVC_ERR_TIER_OFF);
+		assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_TIER_OFF);
+		kvc_put_free(put);
+		BED_UNTIL(&bed, ASKED(DRAINED) >= 1); /* of the put */
+		fake_retire_slab(bed.fake);
+		BED_UNTIL(&bed, SEEN(drained_what) == 3);
+		bed_free(&bed);
+	}
 	assert_int_equal(device.mapped + device.unmapped, 0);
 }
 
-BED_CASE(p7_a_smaller_struct_of_an_older_caller_is_not_overrun)
-{
-	kvc_match_t match;
-
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	memset(&match, 0xaa, sizeof match);
-	match.struct_size = offsetof(kvc_match_t, why);
-	kvc_match(bed.space, bed.keys, 4, &match);
-	assert_int_equal(match.n, 4);
-	assert_int_equal(match.why, 0xaaaaaaaau);
-	match.struct_size = 0; /* nothing may be filled */
-	kvc_match(bed.space, bed.keys, 2, &match);
-	assert_int_equal(match.n, 4);
-}
+/* ---- names, and taking back ------------------------------------------------------------------ */
 
 /* A private key names its bytes: another transfer, parent, token or number of tokens has another key. */
 BED_CASE(p1_a_private_key_covers_all_that_its_block_depends_on)
 {
-	const uint32_t tokens[] = {1, 2, 3, UINT32_MAX};
+	static const uint32_t tokens[] = {1, 2, 3, UINT32_MAX};
+	static const kvc_key_t parent = {.b = {1}};
 	char long_id[KVC_MAX_TRANSFER + 2] = "";
-	kvc_key_t keys[6], parent = {.b = {1}};
+	const struct {
+		const kvc_key_t *parent;
+		const char *transfer;
+		uint32_t from, n;
+		kvc_status_t status;
+	} rows[] = {{&parent, "t", 0, 3, KVC_OK},   {NULL, "t", 0, 3, KVC_OK},
+		    {&parent, "u", 0, 3, KVC_OK},   {&parent, "t", 0, 2, KVC_OK},
+		    {&parent, "t", 1, 2, KVC_OK},   {&parent, long_id + 1, 0, 3, KVC_OK},
+		    {NULL, "t", 0, 4, KVC_ERR_ARG}, {NULL, "t", 0, 0, KVC_ERR_ARG},
+		    {NULL, "", 0, 3, KVC_ERR_ARG},  {NULL, long_id, 0, 3, KVC_ERR_ARG}};
+	kvc_key_t keys[KV_COUNT_OF(rows)], again;
 
 	memset(long_id, 'x', KVC_MAX_TRANSFER + 1);
-	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 3, &keys[0]), KVC_OK);
-	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 3, &keys[1]), KVC_OK);
-	assert_memory_equal(&keys[0], &keys[1], sizeof keys[0]);
-	assert_int_equal(kvc_private_key(bed.space, NULL, "t", tokens, 3, &keys[1]), KVC_OK);
-	assert_int_equal(kvc_private_key(bed.space, &parent, "u", tokens, 3, &keys[2]), KVC_OK);
-	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 2, &keys[3]), KVC_OK);
-	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens + 1, 2, &keys[4]), KVC_OK);
-	assert_int_equal(kvc_private_key(bed.space, &parent, long_id + 1, tokens, 3, &keys[5]), KVC_OK);
-	for (uint32_t i = 0; i < KV_COUNT_OF(keys); i++) {
-		for (uint32_t j = 0; j < i; j++) {
+	for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		assert_int_equal(kvc_private_key(bed.space, rows[i].parent, rows[i].transfer, tokens + rows[i].from,
+						 rows[i].n, &keys[i]),
+				 rows[i].status);
+		for (size_t j = 0; j < i && rows[i].status == KVC_OK; j++) {
 			assert_memory_not_equal(&keys[i], &keys[j], sizeof keys[i]);
 		}
 	}
-	assert_int_equal(kvc_private_key(bed.space, NULL, "t", tokens, 4, &keys[0]), KVC_ERR_ARG);
-	assert_int_equal(kvc_private_key(bed.space, NULL, "t", tokens, 0, &keys[0]), KVC_ERR_ARG);
-	assert_int_equal(kvc_private_key(bed.space, NULL, "", tokens, 3, &keys[0]), KVC_ERR_ARG);
-	assert_int_equal(kvc_private_key(bed.space, NULL, long_id, tokens, 3, &keys[0]), KVC_ERR_ARG);
+	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 3, &again), KVC_OK);
+	assert_memory_equal(&again, &keys[0], sizeof again);
 }
 
-static kvc_status_t withdraw(bed_t *bed, uint64_t epoch, uint32_t *p_blocks)
+static kvc_status_t withdraw(uint64_t epoch, uint32_t *p_blocks)
 {
-	const kvc_withdraw_t what = {.struct_size = sizeof what, .n = 4, .keys = bed->keys, .epoch = epoch};
+	const kvc_withdraw_t what = {.struct_size = sizeof what, .n = 4, .keys = bed.keys, .epoch = epoch};
 	kvc_withdrawal_t *withdrawal = NULL;
-	kvc_status_t status = kvc_withdraw_start(bed->space, &what, &withdrawal);
+	kvc_status_t status = kvc_withdraw_start(bed.space, &what, &withdrawal);
 
 	while (status == KVC_OK && kvc_withdraw_state(withdrawal, NULL) == KVC_PENDING) {
-		(void)kvc_poll(bed->kvc, 5);
+		(void)kvc_poll(bed.kvc, 5);
 	}
 	status = status == KVC_OK ? kvc_withdraw_state(withdrawal, p_blocks) : status;
 	kvc_withdraw_free(withdrawal);
@@ -690,22 +616,22 @@ KV_TEST(p5_a_withdrawal_is_answered_or_says_why_not)
 	kvc_withdrawal_t *withdrawal = NULL;
 	uint32_t blocks = 0;
 
-	bed_make_hasty(&bed, 500);
+	bed_make(&bed, &fake_split, (kvc_config_t){.timeout_ms = 500});
 	assert_int_equal(kvc_withdraw_start(bed.space, &what, &withdrawal), KVC_ERR_ARG); /* no size, no keys */
 	what = (kvc_withdraw_t){.struct_size = sizeof what, .group = 77, .n = 4, .keys = bed.keys};
 	assert_int_equal(kvc_withdraw_start(bed.space, &what, &withdrawal), KVC_ERR_ARG);
 	assert_null(withdrawal);
-	assert_int_equal(withdraw(&bed, bed.info.epoch, &blocks), KVC_OK);
+	assert_int_equal(withdraw(bed.info.epoch, &blocks), KVC_OK);
 	assert_int_equal(blocks, 4);
-	assert_int_equal(withdraw(&bed, bed.info.epoch + 1, NULL), KVC_ERR_STALE_EPOCH);
+	assert_int_equal(withdraw(bed.info.epoch + 1, NULL), KVC_ERR_STALE_EPOCH);
 	what = (kvc_withdraw_t){.struct_size = sizeof what, .n = 4, .keys = bed.keys, .epoch = bed.info.epoch};
 	assert_int_equal(kvc_withdraw_start(bed.space, &what, &withdrawal), KVC_OK);
 	kvc_withdraw_free(withdrawal); /* its answer comes later, and is dropped */
 	kvc_withdraw_free(NULL);
-	assert_int_equal(withdraw(&bed, bed.info.epoch, &blocks), KVC_OK);
-	atomic_store(&fake_knobs(bed.fake)->mute, UINT32_MAX);
-	assert_int_equal(withdraw(&bed, bed.info.epoch, NULL), KVC_ERR_TIMEOUT);
-	atomic_store(&fake_knobs(bed.fake)->mute, 0);
+	assert_int_equal(withdraw(bed.info.epoch, &blocks), KVC_OK);
+	KNOB(mute) = UINT32_MAX;
+	assert_int_equal(withdraw(bed.info.epoch, NULL), KVC_ERR_TIMEOUT);
+	KNOB(mute) = 0;
 }
 
 KV_TEST_MAIN_EACH(NULL, bed_teardown)

@@ -1,106 +1,111 @@
 /* Members of one instance: what one starts the other moves, by handle; and leases and puts of a group. */
 #include "client_test.h"
 
-typedef struct pair {
-	bed_t bed; /* the scheduler */
-	kvc_t *worker;
-	kvc_space_t *space; /* the worker's */
-} pair_t;
+/* The bed is the scheduler's. */
+static kvc_t *worker;
+static kvc_space_t *space; /* the worker's */
 
 static const uint8_t secret[16] = "0123456789abcde";
 static const kvc_writer_t all = {.head_count = 2, .layer_count = 4};
+static const kvc_put_options_t by_worker = {.struct_size = sizeof by_worker, .writers = &all, .writer_count = 1};
 
-static void pair_make(pair_t *pair, const fake_geometry_t *geometry)
+static void make_members(const fake_geometry_t *geometry)
 {
 	kvc_identity_t identity = bed_identity();
-	kvc_config_t config;
+	kvc_config_t config = {
+		.instance = "engine", .secret = secret, .secret_len = sizeof secret, .role = KVC_ROLE_SCHEDULER};
 
-	bed_listen(&pair->bed, geometry);
-	config = bed_config(&pair->bed);
-	config.instance = "engine";
-	config.secret = secret;
-	config.secret_len = sizeof secret;
-	config.role = KVC_ROLE_SCHEDULER;
-	assert_int_equal(kvc_attach(&config, &pair->bed.kvc), KVC_OK);
+	bed_make(&bed, geometry, config);
 	config.role = KVC_ROLE_WORKER;
-	assert_int_equal(kvc_attach(&config, &pair->worker), KVC_OK);
-	bed_open(&pair->bed);
-	assert_int_equal(kvc_space_open(pair->worker, &identity, &pair->space), KVC_OK);
+	config = bed_config(&bed, config);
+	assert_int_equal(kvc_attach(&config, &worker), KVC_OK);
+	assert_int_equal(kvc_space_open(worker, &identity, &space), KVC_OK);
 }
 
-static pair_t pair; /* of the case that runs */
-
-static int pair_setup(void **state)
+static int setup(void **state)
 {
 	(void)state;
-	pair_make(&pair, &fake_split);
+	make_members(&fake_split);
 
 	return 0;
 }
 
-static int pair_teardown(void **state)
+static int teardown(void **state)
 {
-	(void)state;
-	kvc_detach(pair.worker);
-	pair.worker = NULL;
-	bed_free(&pair.bed);
+	kvc_detach(worker);
+	worker = NULL;
 
 	return bed_teardown(state);
 }
 
-#define PAIR_CASE(function) KV_TEST(function, pair_setup)
+#define PAIR_CASE(function) KV_TEST(function, setup)
 
-static kvc_put_t *start(pair_t *pair, uint32_t from, uint32_t n, kvc_handle_t *handle)
+static kvc_put_t *start(uint32_t from, uint32_t n, kvc_handle_t *handle)
 {
-	kvc_put_options_t options = {.struct_size = sizeof options, .writers = &all, .writer_count = 1};
-	kvc_put_t *put = NULL;
+	kvc_put_t *put = bed_reserve(bed.space, from, n, &by_worker);
 
-	assert_int_equal(kvc_put_start(pair->bed.space, pair->bed.keys, from, n, &options, &put), KVC_OK);
-	BED_UNTIL(&pair->bed, kvc_put_export(put, handle) != KVC_PENDING);
 	assert_int_equal(kvc_put_export(put, handle), KVC_OK);
 
 	return put;
 }
 
-static kvc_status_t result_of(const kvc_put_t *put)
+/* The worker's, of a put. */
+static kvc_put_t *view_of(const kvc_handle_t *handle)
 {
-	kvc_put_result_t result = {.struct_size = sizeof result};
+	kvc_put_t *view = NULL;
 
-	kvc_put_get_result(put, &result);
+	assert_int_equal(kvc_put_import(space, handle, &all, &view), KVC_OK);
 
-	return result.status;
+	return view;
+}
+
+/* The worker writes blocks [0, n) of it, those that were reserved from key `from` on, and says so. */
+static void write_all(kvc_put_t *view, uint32_t from, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(kvc_put_write(view, i, bed.src[from + i]), KVC_OK);
+	}
+	assert_int_equal(kvc_put_end(view, 0, n), KVC_OK);
+}
+
+/* The worker stores the first four blocks. */
+static void store_four(void)
+{
+	const kvc_put_options_t options = {.struct_size = sizeof options,
+					   .blocks = (const void *const *)(uintptr_t)bed.src};
+
+	assert_int_equal(kvc_put(space, bed.keys, 0, 4, &options, NULL), KVC_OK);
 }
 
 /* 4,096 words of staging, 8 a block: leave room for this many blocks. */
-static uint32_t fill_staging(pair_t *pair, kvc_put_t **puts, uint32_t leave)
+static uint32_t fill_staging(kvc_put_t **puts, uint32_t leave)
 {
 	uint32_t n = 0;
 
-	atomic_store(&fake_knobs(pair->bed.fake)->slots, 1);
+	KNOB(slots) = 1;
 	for (uint32_t left = 512 - leave; left > 0; n++) {
-		uint32_t blocks = left < BED_KEYS ? left : BED_KEYS;
+		const uint32_t blocks = left < BED_KEYS ? left : BED_KEYS;
 
-		assert_int_equal(kvc_put_start(pair->space, pair->bed.keys, 0, blocks, NULL, &puts[n]), KVC_OK);
-		assert_int_equal(kvc_put_ready(puts[n], 0), KVC_OK);
+		puts[n] = bed_reserve(space, 0, blocks, NULL);
 		left -= blocks;
 	}
-	atomic_store(&fake_knobs(pair->bed.fake)->slots, 0);
+	KNOB(slots) = 0;
 
 	return n;
 }
 
 PAIR_CASE(p5_a_put_goes_in_piece_by_piece_where_staging_is_short)
 {
-	kvc_put_t *others[16] = {0}, *put, *view = NULL;
+	kvc_put_t *others[16] = {0}, *put, *view;
 	kvc_handle_t handle;
 	uint32_t n, begin = 0, busy = 0;
 	kvc_lease_t *lease = NULL;
 
-	put = start(&pair, 0, 13, &handle);
-	n = fill_staging(&pair, others, 4);
-	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_OK);
+	put = start(0, 13, &handle);
+	n = fill_staging(others, 4);
+	view = view_of(&handle);
 	for (uint32_t i = 0; i < 13; i++) {
-		kvc_status_t status = kvc_put_write(view, i, pair.bed.src[i]);
+		kvc_status_t status = kvc_put_write(view, i, bed.src[i]);
 
 		if (status == KVC_ERR_BUSY) {
 			uint64_t until = test_now_ms() + 60000;
@@ -111,28 +116,27 @@ PAIR_CASE(p5_a_put_goes_in_piece_by_piece_where_staging_is_short)
 			assert_int_equal(kvc_put_end(view, begin, i - begin), KVC_OK);
 			begin = i;
 			do {
-				assert_int_equal(kvc_poll(pair.worker, 5), KVC_OK);
-				status = kvc_put_write(view, i, pair.bed.src[i]);
+				assert_int_equal(kvc_poll(worker, 5), KVC_OK);
+				status = kvc_put_write(view, i, bed.src[i]);
 			} while (status == KVC_ERR_BUSY && test_now_ms() < until);
-			assert_int_equal(kvc_put_write(view, i - 1, pair.bed.src[i]), KVC_ERR_ARG); /* handed in */
+			assert_int_equal(kvc_put_write(view, i - 1, bed.src[i]), KVC_ERR_ARG); /* handed in */
 			assert_int_equal(kvc_put_digests(view, i, NULL), KVC_OK);
 		}
 		assert_int_equal(status, KVC_OK);
 	}
 	assert_in_range(busy, 3, 12);
 	assert_int_equal(kvc_put_end(view, begin, 13 - begin), KVC_OK);
-	BED_UNTIL(&pair.bed, result_of(put) == KVC_OK);
+	BED_UNTIL(&bed, bed_result(put).status == KVC_OK);
 	kvc_put_free(view);
 	kvc_put_free(put);
-	assert_int_equal(kvc_acquire(pair.space, pair.bed.keys, 13, 0, 0, &lease), KVC_OK);
-	assert_int_equal(kvc_lease_read(lease, 0, 13, (void *const *)pair.bed.dst, NULL), KVC_OK);
-	bed_check_read(&pair.bed, 0, 13);
+	assert_int_equal(kvc_acquire(space, bed.keys, 13, 0, 0, &lease), KVC_OK);
+	bed_read(lease, 0, 13);
 	kvc_release(&lease, 1);
 
 	/* None at all is said at once. */
-	put = start(&pair, 13, 15, &handle);
-	assert_int_equal(kvc_put_start(pair.space, pair.bed.keys, 0, 4, NULL, &others[n]), KVC_OK);
-	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_ERR_BUSY);
+	put = start(13, 15, &handle);
+	assert_int_equal(kvc_put_start(space, bed.keys, 0, 4, NULL, &others[n]), KVC_OK);
+	assert_int_equal(kvc_put_import(space, &handle, &all, &view), KVC_ERR_BUSY);
 	kvc_put_free(put);
 	for (uint32_t i = 0; i <= n; i++) {
 		kvc_put_free(others[i]);
@@ -148,17 +152,16 @@ KV_TEST(p10_a_block_with_more_leaves_than_staging_is_refused)
 				      .leaf_bytes = 64,
 				      .page_bytes = 64};
 	const kvc_writer_t whole = {.head_count = 2, .layer_count = 4096};
-	kvc_put_options_t options = {.struct_size = sizeof options, .writers = &whole, .writer_count = 1};
-	kvc_put_t *put = NULL, *view = NULL;
+	const kvc_put_options_t options = {.struct_size = sizeof options, .writers = &whole, .writer_count = 1};
+	kvc_put_t *put, *view = NULL;
 	kvc_handle_t handle;
 
-	pair_make(&pair, &fine);
-	assert_int_equal(kvc_put_start(pair.bed.space, pair.bed.keys, 0, 2, &options, &put), KVC_OK);
-	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	make_members(&fine);
+	put = bed_reserve(bed.space, 0, 2, &options);
 	assert_int_equal(kvc_put_export(put, &handle), KVC_OK);
-	assert_int_equal(kvc_put_import(pair.space, &handle, &whole, &view), KVC_ERR_LIMIT);
+	assert_int_equal(kvc_put_import(space, &handle, &whole, &view), KVC_ERR_LIMIT);
 	assert_non_null(strstr(kvc_last_error(), "staging_blocks"));
-	assert_int_equal(kvc_put_start(pair.space, pair.bed.keys, 0, 2, &options, &view), KVC_ERR_LIMIT);
+	assert_int_equal(kvc_put_start(space, bed.keys, 0, 2, &options, &view), KVC_ERR_LIMIT);
 	kvc_put_free(put);
 }
 
@@ -167,12 +170,12 @@ PAIR_CASE(a_scheduler_takes_no_staging_though_its_rank_is_a_ranks)
 	kvc_put_t *puts[12];
 	kvc_handle_t handle;
 
-	atomic_store(&fake_knobs(pair.bed.fake)->slots, 1);
+	KNOB(slots) = 1;
 	for (uint32_t i = 0; i < 12; i++) { /* eight of them would fill it */
-		puts[i] = start(&pair, 0, BED_KEYS, &handle);
+		puts[i] = start(0, BED_KEYS, &handle);
 		assert_int_equal(kvc_put_end(puts[i], 0, 1), KVC_OK); /* nothing of it is this member's to end */
 	}
-	assert_int_equal(atomic_load(&fake_seen(pair.bed.fake)->put_ends), 0);
+	assert_int_equal(ASKED(PUT_END), 0);
 	for (uint32_t i = 0; i < 12; i++) {
 		kvc_put_free(puts[i]);
 	}
@@ -180,84 +183,76 @@ PAIR_CASE(a_scheduler_takes_no_staging_though_its_rank_is_a_ranks)
 
 PAIR_CASE(p4_a_view_freed_early_ends_the_put_a_finished_one_does_not)
 {
-	kvc_put_t *put, *view = NULL;
+	kvc_put_t *put, *view;
 	kvc_handle_t handle;
 
-	put = start(&pair, 0, 3, &handle);
-	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_OK);
-	assert_int_equal(kvc_put_write(view, 0, pair.bed.src[0]), KVC_OK);
-	assert_int_equal(kvc_put_end(view, 0, 1), KVC_OK);
+	put = start(0, 3, &handle);
+	view = view_of(&handle);
+	write_all(view, 0, 1);
 	kvc_put_free(view);
-	BED_UNTIL(&pair.bed, result_of(put) == KVC_ERR_REVOKED);
+	BED_UNTIL(&bed, bed_result(put).status == KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	assert_int_equal(atomic_load(&fake_seen(pair.bed.fake)->revokes), 1);
+	assert_int_equal(ASKED(PUT_REVOKE), 1);
 
-	put = start(&pair, 1, 3, &handle);
-	atomic_store(&fake_knobs(pair.bed.fake)->hold_puts, 1);
-	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_OK);
-	for (uint32_t i = 0; i < 2; i++) {
-		assert_int_equal(kvc_put_write(view, i, pair.bed.src[1 + i]), KVC_OK);
-	}
-	assert_int_equal(kvc_put_end(view, 0, 2), KVC_OK);
+	put = start(1, 3, &handle);
+	KNOB(hold_puts) = 1;
+	view = view_of(&handle);
+	write_all(view, 1, 2);
 	kvc_put_free(view); /* the answer to its end is still on the way */
-	(void)kvc_poll(pair.worker, 20);
-	assert_int_equal(result_of(put), KVC_PENDING);
-	assert_int_equal(atomic_load(&fake_seen(pair.bed.fake)->revokes), 1);
-	fake_finish_puts(pair.bed.fake, KV_OK);
-	BED_UNTIL(&pair.bed, result_of(put) == KVC_OK);
+	(void)kvc_poll(worker, 20);
+	assert_int_equal(bed_result(put).status, KVC_PENDING);
+	assert_int_equal(ASKED(PUT_REVOKE), 1);
+	fake_finish_puts(bed.fake, KV_OK);
+	BED_UNTIL(&bed, bed_result(put).status == KVC_OK);
 	kvc_put_free(put);
 
 	/* Refused after it was freed: over for all. */
-	atomic_store(&fake_knobs(pair.bed.fake)->hold_puts, 0);
-	put = start(&pair, 3, 4, &handle);
-	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_OK);
-	assert_int_equal(kvc_put_write(view, 0, pair.bed.src[3]), KVC_OK);
-	atomic_store(&fake_knobs(pair.bed.fake)->fail_status, KV_ERR_COVERAGE);
-	atomic_store(&fake_knobs(pair.bed.fake)->fail_code, KV_CODE_PUT_END);
-	assert_int_equal(kvc_put_end(view, 0, 1), KVC_OK);
+	KNOB(hold_puts) = 0;
+	put = start(3, 4, &handle);
+	view = view_of(&handle);
+	KNOB(fail_status) = KV_ERR_COVERAGE;
+	KNOB(fail_code) = KV_CODE_PUT_END;
+	write_all(view, 3, 1);
 	kvc_put_free(view);
-	(void)kvc_poll(pair.worker, 50);
-	(void)kvc_poll(pair.worker, 20);
-	BED_UNTIL(&pair.bed, result_of(put) == KVC_ERR_REVOKED);
+	(void)kvc_poll(worker, 50);
+	(void)kvc_poll(worker, 20);
+	BED_UNTIL(&bed, bed_result(put).status == KVC_ERR_REVOKED);
 	kvc_put_free(put);
 }
 
 /* The daemon reads them when it comes to that request, which may be after the space was closed. */
 PAIR_CASE(p1_digests_handed_in_stay_in_staging_until_they_are_read)
 {
-	kvc_put_options_t options = {.struct_size = sizeof options, .writers = &all, .writer_count = 1};
-	kvc_put_t *first, *second = NULL, *view = NULL, *late = NULL;
+	kvc_put_t *first, *second = NULL, *view, *late = NULL;
 	kvc_identity_t identity = bed_identity();
-	kvc_lease_t *asked = NULL, *lease = NULL;
+	kvc_lease_t *asked = NULL, *lease;
 	kvc_handle_t handle, handle2;
 	kvc_space_t *other = NULL;
 
-	assert_int_equal(kvc_space_open(pair.worker, &identity, &other), KVC_OK);
-	first = start(&pair, 0, 1, &handle);
-	assert_int_equal(kvc_put_start(pair.bed.space, pair.bed.keys + 8, 0, 1, &options, &second), KVC_OK);
+	assert_int_equal(kvc_space_open(worker, &identity, &other), KVC_OK);
+	first = start(0, 1, &handle);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys + 8, 0, 1, &by_worker, &second), KVC_OK);
 	assert_int_equal(kvc_put_ready(second, 0), KVC_OK);
 	assert_int_equal(kvc_put_export(second, &handle2), KVC_OK);
-	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_OK);
-	assert_int_equal(kvc_put_write(view, 0, pair.bed.src[0]), KVC_OK);
+	view = view_of(&handle);
+	assert_int_equal(kvc_put_write(view, 0, bed.src[0]), KVC_OK);
 
 	/* It is busy with another request. */
-	atomic_store(&fake_knobs(pair.bed.fake)->delay_code, KV_CODE_ACQUIRE);
-	assert_int_equal(kvc_acquire_start(other, pair.bed.keys, 1, 0, 0, &asked), KVC_OK);
-	BED_UNTIL(&pair.bed, atomic_load(&fake_seen(pair.bed.fake)->acquires) == 1);
+	KNOB(delay_code) = KV_CODE_ACQUIRE;
+	assert_int_equal(kvc_acquire_start(other, bed.keys, 1, 0, 0, &asked), KVC_OK);
+	BED_UNTIL(&bed, ASKED(ACQUIRE) == 1);
 	assert_int_equal(kvc_put_end(view, 0, 1), KVC_OK);
-	kvc_space_close(pair.space);
+	kvc_space_close(space);
 	assert_int_equal(kvc_put_import(other, &handle2, &all, &late), KVC_OK);
-	assert_int_equal(kvc_put_write(late, 0, pair.bed.src[8]), KVC_OK);
-	atomic_store(&fake_knobs(pair.bed.fake)->release, 1);
+	assert_int_equal(kvc_put_write(late, 0, bed.src[8]), KVC_OK);
+	KNOB(release) = 1;
 
-	BED_UNTIL(&pair.bed, result_of(first) == KVC_OK);
+	BED_UNTIL(&bed, bed_result(first).status == KVC_OK);
 	assert_int_equal(kvc_put_end(late, 0, 1), KVC_OK);
-	BED_UNTIL(&pair.bed, result_of(second) == KVC_OK);
-	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 1, 0, 0, &lease), KVC_OK);
-	assert_int_equal(kvc_lease_read(lease, 0, 1, (void *const *)pair.bed.dst, NULL), KVC_OK);
-	bed_check_read(&pair.bed, 0, 1);
-	kvc_release(&lease, 1);
-	kvc_release(&asked, 1);
+	BED_UNTIL(&bed, bed_result(second).status == KVC_OK);
+	lease = bed_acquire(1, 0);
+	bed_read(lease, 0, 1);
+	kvc_release((kvc_lease_t *const[]){lease, asked}, 2);
 	kvc_put_free(late);
 	kvc_put_free(first);
 	kvc_put_free(second);
@@ -269,160 +264,127 @@ PAIR_CASE(p4_what_is_given_up_is_said_however_much_is_in_flight)
 	static kvc_lease_t *leases[1024];
 	uint32_t revokes, drains, n = 0;
 	kvc_status_t status = KVC_OK;
-	kvc_lease_t *lease = NULL;
+	kvc_lease_t *lease;
 	kvc_handle_t handle;
 	kvc_put_t *put;
 
-	assert_int_equal(bed_put(&pair.bed, 0, 1), KVC_OK);
-	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 1, 0, 0, &lease), KVC_OK);
-	put = start(&pair, 1, 3, &handle);
-	revokes = atomic_load(&fake_seen(pair.bed.fake)->revokes);
-	drains = atomic_load(&fake_seen(pair.bed.fake)->drains);
-	atomic_store(&fake_knobs(pair.bed.fake)->mute, KV_CODE_ACQUIRE);
+	bed_store(0, 1);
+	lease = bed_acquire(1, 0);
+	put = start(1, 3, &handle);
+	revokes = ASKED(PUT_REVOKE);
+	drains = ASKED(DRAINED);
+	KNOB(mute) = KV_CODE_ACQUIRE;
 	while (n < 1024 && status == KVC_OK) {
-		status = kvc_acquire_start(pair.bed.space, pair.bed.keys, 1, 0, 0, &leases[n]);
+		status = kvc_acquire_start(bed.space, bed.keys, 1, 0, 0, &leases[n]);
 		n += status == KVC_OK;
 	}
-	assert_int_equal(kvc_acquire_start(pair.bed.space, pair.bed.keys, 1, 0, 0, &leases[0]), KVC_ERR_BUSY);
+	assert_int_equal(kvc_acquire_start(bed.space, bed.keys, 1, 0, 0, &leases[0]), KVC_ERR_BUSY);
 
-	assert_int_equal(fake_open_leases(pair.bed.fake), 2);
+	assert_int_equal(fake_open_leases(bed.fake), 2);
 	kvc_put_free(put);
 	kvc_release(&lease, 1);
-	BED_UNTIL(&pair.bed, fake_open_leases(pair.bed.fake) == 0);
-	BED_UNTIL(&pair.bed, atomic_load(&fake_seen(pair.bed.fake)->drains) > drains);
-	assert_int_equal(atomic_load(&fake_seen(pair.bed.fake)->revokes), revokes + 1);
-	assert_int_equal(kvc_poll(pair.bed.kvc, 1), KVC_OK); /* nor has it ended the session */
+	BED_UNTIL(&bed, fake_open_leases(bed.fake) == 0);
+	BED_UNTIL(&bed, ASKED(DRAINED) > drains);
+	assert_int_equal(ASKED(PUT_REVOKE), revokes + 1);
+	assert_int_equal(kvc_poll(bed.kvc, 1), KVC_OK); /* nor has it ended the session */
 	kvc_release(leases, n);
 }
 
 PAIR_CASE(p10_handles_that_do_not_agree_with_their_header_are_refused)
 {
 	kvc_put_t *put, *view = NULL;
-	kvc_lease_t *lease = NULL, *seen = NULL;
+	kvc_lease_t *lease, *seen = NULL;
 	kvc_handle_t handle, bent;
 
-	put = start(&pair, 0, 3, &handle);
+	put = start(0, 3, &handle);
 	bent = handle;
-	bent.n = 4; /* would write into a slot that is not the put's */
-	assert_int_equal(kvc_put_import(pair.space, &bent, &all, &view), KVC_ERR_ARG);
-	bent.n = 2;
-	assert_int_equal(kvc_put_import(pair.space, &bent, &all, &view), KVC_ERR_ARG);
-	assert_int_equal(kvc_lease_import(pair.space, &handle, &seen), KVC_ERR_ARG);
+	for (bent.n = 2; bent.n <= 4; bent.n += 2) { /* of four it would write into a slot that is not the put's */
+		assert_int_equal(kvc_put_import(space, &bent, &all, &view), KVC_ERR_ARG);
+	}
+	assert_int_equal(kvc_lease_import(space, &handle, &seen), KVC_ERR_ARG);
 	kvc_put_free(put);
 
-	assert_int_equal(kvc_put(pair.space, pair.bed.keys, 0, 4,
-				 &(kvc_put_options_t){.struct_size = sizeof(kvc_put_options_t),
-						      .blocks = (const void *const *)pair.bed.src},
-				 NULL),
-			 KVC_OK);
-	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 4, 1, 0, &lease), KVC_OK);
+	store_four();
+	lease = bed_acquire(4, 1);
 	assert_int_equal(kvc_lease_export(lease, &handle), KVC_OK);
 	bent = handle;
 	bent.first = 0;
-	assert_int_equal(kvc_lease_import(pair.space, &bent, &seen), KVC_ERR_ARG);
+	assert_int_equal(kvc_lease_import(space, &bent, &seen), KVC_ERR_ARG);
 	bent = handle;
 	bent.n = 3; /* fewer slots than there are */
-	assert_int_equal(kvc_lease_import(pair.space, &bent, &seen), KVC_ERR_ARG);
+	assert_int_equal(kvc_lease_import(space, &bent, &seen), KVC_ERR_ARG);
 	kvc_release(&lease, 1);
 }
 
 PAIR_CASE(p5_a_view_learns_that_the_rest_of_a_lease_never_comes)
 {
-	kvc_lease_t *lease = NULL, *seen = NULL;
+	kvc_lease_t *lease, *seen = NULL;
 	kvc_handle_t handle;
 
-	assert_int_equal(kvc_put(pair.space, pair.bed.keys, 0, 4,
-				 &(kvc_put_options_t){.struct_size = sizeof(kvc_put_options_t),
-						      .blocks = (const void *const *)pair.bed.src},
-				 NULL),
-			 KVC_OK);
-	atomic_store(&fake_knobs(pair.bed.fake)->lazy_ready, 1);
-	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 4, 0, 0, &lease), KVC_OK);
+	store_four();
+	KNOB(lazy_ready) = 1;
+	lease = bed_acquire(4, 0);
 	assert_int_equal(kvc_lease_export(lease, &handle), KVC_OK);
-	assert_int_equal(kvc_lease_import(pair.space, &handle, &seen), KVC_OK);
-	assert_int_equal(kvc_lease_rest_status(seen), KVC_OK);
-	assert_int_equal(kvc_lease_block(seen, 2, NULL, NULL), KVC_PENDING);
-	fake_cut(pair.bed.fake, 2);
-	assert_int_equal(kvc_lease_rest_status(seen), KVC_OK); /* two come yet */
-	assert_int_equal(kvc_lease_block(seen, 2, NULL, NULL), KVC_PENDING);
-	fake_ready(pair.bed.fake, 2, KV_PENDING);
+	assert_int_equal(kvc_lease_import(space, &handle, &seen), KVC_OK);
+	for (int cut = 0; cut < 2; cut++) { /* two come yet */
+		assert_int_equal(kvc_lease_rest_status(seen), KVC_OK);
+		assert_int_equal(kvc_lease_block(seen, 2, NULL, NULL), KVC_PENDING);
+		fake_cut(bed.fake, 2);
+	}
+	fake_ready(bed.fake, 2, KV_PENDING);
 	assert_int_equal(kvc_lease_rest_status(seen), (kvc_status_t)KV_ERR_IO);
 	assert_int_equal(kvc_lease_block(seen, 2, NULL, NULL), (kvc_status_t)KV_ERR_IO);
 	assert_int_equal(kvc_lease_wait(seen, 4, 1000), (kvc_status_t)KV_ERR_IO);
 	assert_int_equal(kvc_lease_state(seen), KVC_OK);
-	assert_int_equal(kvc_lease_read(seen, 0, 2, (void *const *)pair.bed.dst, NULL), KVC_OK);
-	bed_check_read(&pair.bed, 0, 2);
+	bed_read(seen, 0, 2);
 	kvc_release((kvc_lease_t *const[]){seen, lease}, 2);
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
-{
-	*key = ((bed_t *)ctx)->keys[i % BED_KEYS];
-}
-
-static kvc_lease_t *lease_of(bed_t *bed, kvc_space_t *space, const kvc_want_t *want)
-{
-	kvc_lease_t *lease = NULL;
-
-	assert_int_equal(kvc_lease_start(space, want, &lease), KVC_OK);
-	BED_UNTIL(bed, kvc_lease_state(lease) != KVC_PENDING);
-
-	return lease;
-}
+/* Of the window's, unless they ask for others. How many blocks the lease has, 0: a miss; keys that the daemon was
+ * asked for. */
+typedef struct group_case {
+	uint32_t group, n, skip;
+	uint32_t blocks, least, most;
+} group_case_t;
 
 BED_CASE(p3_blocks_of_a_window_are_leased_all_or_none)
 {
+	static const group_case_t rows[] = {
+		{1, 8, 4, 8, 4, 4},       {1, 8, 3, 0, 5, 5},   {1, 8, 8, 0, 5, 5}, /* nothing: not even asked */
+		{1, 200, 0, 0, 200, 200}, {0, 10, 0, 10, 2, 8},
+	};
 	kvc_identity_t identity = bed_identity();
 	kvc_put_options_t options = {.struct_size = sizeof options, .group = 1, .base = 4};
-	kvc_key_source_t source;
+	kvc_key_source_t source = {.key = bed_key_at, .ctx = bed.keys};
 	kvc_want_t want = {.struct_size = sizeof want, .source = &source};
 	kvc_space_t *space = NULL;
-	kvc_lease_t *lease;
+	kvc_lease_t *lease = NULL;
 	kvc_match_t match = {.struct_size = sizeof match};
 
-	source = (kvc_key_source_t){.key = key_of, .ctx = &bed};
 	identity.groups = "0:full:16,1:window:16:63";
 	assert_int_equal(kvc_space_open(bed.kvc, &identity, &space), KVC_OK);
 	options.blocks = (const void *const *)(bed.src + 4);
 	assert_int_equal(kvc_put(space, bed.keys + 4, 4, 8, &options, NULL), KVC_OK);
-	assert_int_equal(bed_put(&bed, 0, 10), KVC_OK);
+	bed_store(0, 10);
 	kvc_match(space, bed.keys, 10, &match);
 	assert_int_equal(match.n, 8);
 
-	want.group = 1;
-	want.n = 8;
-	want.skip = 4;
-	lease = lease_of(&bed, space, &want);
-	assert_int_equal(kvc_lease_state(lease), KVC_OK);
-	assert_int_equal(kvc_lease_n(lease), 8);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->ladder), 4);
-	assert_int_equal(kvc_lease_read(lease, 4, 4, (void *const *)(bed.dst + 4), NULL), KVC_OK);
-	bed_check_read(&bed, 4, 8);
-	kvc_release(&lease, 1);
-
-	want.skip = 3;
-	lease = lease_of(&bed, space, &want);
-	assert_int_equal(kvc_lease_state(lease), KVC_MISS);
-	kvc_release(&lease, 1);
-	want.skip = 8; /* nothing: not even asked */
-	assert_int_equal(kvc_lease_start(space, &want, &lease), KVC_OK);
-	assert_int_equal(kvc_lease_state(lease), KVC_MISS);
-	kvc_release(&lease, 1);
-	want.n = 200;
-	want.skip = 0;
-	lease = lease_of(&bed, space, &want);
-	assert_int_equal(kvc_lease_state(lease), KVC_MISS);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->ladder), 200);
-	kvc_release(&lease, 1);
-
-	want.group = 0;
-	want.n = 10;
-	lease = lease_of(&bed, space, &want);
-	assert_int_equal(kvc_lease_n(lease), 10);
-	assert_in_range(atomic_load(&fake_seen(bed.fake)->ladder), 2, 8);
-	kvc_release(&lease, 1);
+	for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		want.group = rows[i].group;
+		want.n = rows[i].n;
+		want.skip = rows[i].skip;
+		assert_int_equal(kvc_lease_start(space, &want, &lease), KVC_OK);
+		BED_UNTIL(&bed, kvc_lease_state(lease) != KVC_PENDING);
+		assert_int_equal(kvc_lease_state(lease), rows[i].blocks ? KVC_OK : KVC_MISS);
+		assert_in_range(SEEN(ladder), rows[i].least, rows[i].most);
+		if (rows[i].blocks) {
+			assert_int_equal(kvc_lease_n(lease), rows[i].blocks);
+			bed_read(lease, rows[i].skip, rows[i].blocks);
+		}
+		kvc_release(&lease, 1);
+	}
 
 	want.group = 2;
 	assert_int_equal(kvc_lease_start(space, &want, &lease), KVC_ERR_ARG);
@@ -435,4 +397,4 @@ BED_CASE(p3_blocks_of_a_window_are_leased_all_or_none)
 	assert_int_equal(kvc_poll_us(bed.kvc, 200), KVC_OK);
 }
 
-KV_TEST_MAIN_EACH(NULL, pair_teardown)
+KV_TEST_MAIN_EACH(NULL, teardown)

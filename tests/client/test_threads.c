@@ -12,7 +12,6 @@
 #define CUTS   10000u
 
 typedef struct crowd {
-	bed_t bed;
 	_Atomic(kvc_lease_t *) lease; /* what to read; NULL: nothing now */
 	_Atomic(kvc_put_t *) put;     /* what to fill, each thread its block */
 	_Atomic uint32_t inside, stop, threads, good, over, wrong;
@@ -41,7 +40,7 @@ static void check_answers(crowd_t *crowd, uint32_t me)
 	}
 	if (put) {
 		int good = sane(kvc_put_block(put, me, &memory)) && sane(kvc_put_digests(put, me, leaves)) &&
-			   sane(kvc_put_write(put, me, crowd->bed.src[me]));
+			   sane(kvc_put_write(put, me, bed.src[me]));
 
 		atomic_fetch_add(&crowd->wrong, (uint32_t)!good);
 	}
@@ -49,15 +48,15 @@ static void check_answers(crowd_t *crowd, uint32_t me)
 
 static void check_hit(crowd_t *crowd, uint8_t *bytes, uint32_t me)
 {
-	kvc_space_t *space = crowd->bed.space;
-	uint32_t block_bytes = crowd->bed.info.block_bytes, n = 0;
+	kvc_space_t *space = bed.space;
+	uint32_t block_bytes = bed.info.block_bytes, n = 0;
 	void *dst[BLOCKS];
 	kvc_key_t keys[BLOCKS];
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_lease_t *lease;
 
-	if (kvc_keys_of(space, &(kvc_prompt_t){sizeof(kvc_prompt_t), crowd->bed.tokens, BLOCKS * 16, NULL}, keys,
-			BLOCKS, &n) != KVC_OK) {
+	if (kvc_keys_of(space, &(kvc_prompt_t){sizeof(kvc_prompt_t), bed.tokens, BLOCKS * 16, NULL}, keys, BLOCKS,
+			&n) != KVC_OK) {
 		atomic_fetch_add(&crowd->wrong, 1u);
 	}
 	kvc_match(space, keys, BLOCKS, &match);
@@ -72,8 +71,7 @@ static void check_hit(crowd_t *crowd, uint8_t *bytes, uint32_t me)
 	if (lease && kvc_lease_read(lease, 0, BLOCKS, dst, NULL) == KVC_OK) {
 		atomic_fetch_add(&crowd->good, 1u);
 		for (uint32_t i = 0; i < BLOCKS; i++) {
-			atomic_fetch_add(&crowd->wrong,
-					 (uint32_t)(memcmp(dst[i], crowd->bed.src[i], block_bytes) != 0));
+			atomic_fetch_add(&crowd->wrong, (uint32_t)(memcmp(dst[i], bed.src[i], block_bytes) != 0));
 		}
 	} else if (lease) {
 		atomic_fetch_add(&crowd->over, 1u);
@@ -85,7 +83,7 @@ static void check_hit(crowd_t *crowd, uint8_t *bytes, uint32_t me)
 static void *look_for_ever(void *context)
 {
 	crowd_t *crowd = context;
-	uint8_t *bytes = malloc((size_t)BLOCKS * crowd->bed.info.block_bytes);
+	uint8_t *bytes = malloc((size_t)BLOCKS * bed.info.block_bytes);
 
 	uint32_t me = atomic_fetch_add(&crowd->threads, 1u);
 
@@ -98,34 +96,32 @@ static void *look_for_ever(void *context)
 }
 
 /* Poll until others have got on by some. */
-static void until(crowd_t *crowd, const _Atomic uint32_t *counter, uint32_t more)
+static void until(const _Atomic uint32_t *counter, uint32_t more)
 {
 	uint32_t from = atomic_load(counter);
 
-	BED_UNTIL(&crowd->bed, atomic_load(counter) - from >= more);
+	BED_UNTIL(&bed, atomic_load(counter) - from >= more);
 }
 
 static void one_round(crowd_t *crowd, uint32_t round)
 {
-	bed_t *bed = &crowd->bed;
-	kvc_lease_t *lease = NULL;
-	kvc_put_t *put = NULL;
+	kvc_lease_t *lease;
+	kvc_put_t *put;
 
-	assert_int_equal(bed_put(bed, 0, BLOCKS), KVC_OK);
-	assert_int_equal(kvc_acquire(bed->space, bed->keys, BLOCKS, 0, 0, &lease), KVC_OK);
-	assert_int_equal(kvc_put_start(bed->space, bed->keys, BLOCKS, 2 * BLOCKS, NULL, &put), KVC_OK);
-	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	bed_store(0, BLOCKS);
+	lease = bed_acquire(BLOCKS, 0);
+	put = bed_reserve(bed.space, BLOCKS, 2 * BLOCKS, NULL);
 	atomic_store(&crowd->lease, lease);
 	atomic_store(&crowd->put, put);
-	until(crowd, &crowd->good, 10);
+	until(&crowd->good, 10);
 	if (round % 2) {
-		fake_drop_sessions(bed->fake);
+		fake_drop_sessions(bed.fake);
 	} else {
-		fake_stop(bed->fake);
-		bed->fake = fake_start(bed->path, &fake_split, 42 + round);
+		fake_stop(bed.fake);
+		bed.fake = fake_start(bed.path, &fake_split, 42 + round);
 	}
-	until(crowd, &crowd->over, 10);
-	BED_UNTIL(bed, kvc_poll(bed->kvc, 1) == KVC_OK);
+	until(&crowd->over, 10);
+	BED_UNTIL(&bed, kvc_poll(bed.kvc, 1) == KVC_OK);
 	atomic_store(&crowd->lease, NULL);
 	atomic_store(&crowd->put, NULL);
 	while (atomic_load(&crowd->inside) != 0) {
@@ -135,12 +131,11 @@ static void one_round(crowd_t *crowd, uint32_t round)
 	kvc_put_free(put);
 }
 
-KV_TEST(p1_other_threads_match_and_read_while_sessions_come_and_go)
+BED_CASE(p1_other_threads_match_and_read_while_sessions_come_and_go)
 {
 	static crowd_t crowd;
 	pthread_t threads[2];
 
-	bed_make(&crowd.bed, &fake_split);
 	for (uint32_t i = 0; i < KV_COUNT_OF(threads); i++) {
 		assert_int_equal(pthread_create(&threads[i], NULL, look_for_ever, &crowd), 0);
 	}
@@ -152,12 +147,10 @@ KV_TEST(p1_other_threads_match_and_read_while_sessions_come_and_go)
 		assert_int_equal(pthread_join(threads[i], NULL), 0);
 	}
 	assert_int_equal(atomic_load(&crowd.wrong), 0);
-	bed_free(&crowd.bed);
 }
 
 /* The daemon's way with a block that cannot be read: what came before it is ready, then the lease ends there. */
 typedef struct cutter {
-	bed_t *bed;
 	sem_t begin, done; /* of a round; threads that sleep are not late on a busy machine, as those that spin are */
 } cutter_t;
 
@@ -167,8 +160,8 @@ static void *cut_for_ever(void *context)
 
 	for (uint32_t round = 1; round <= CUTS; round++) {
 		sem_wait(&cutter->begin);
-		fake_ready(cutter->bed->fake, 1, KV_PENDING);
-		fake_cut(cutter->bed->fake, 1);
+		fake_ready(bed.fake, 1, KV_PENDING);
+		fake_cut(bed.fake, 1);
 		sem_post(&cutter->done);
 	}
 
@@ -178,15 +171,14 @@ static void *cut_for_ever(void *context)
 BED_CASE(p6_blocks_before_a_lost_block_are_served)
 {
 	cutter_t cutter = {0};
-	kvc_lease_t *lease = NULL;
+	kvc_lease_t *lease;
 	pthread_t thread;
 
-	cutter.bed = &bed;
 	assert_int_equal(sem_init(&cutter.begin, 0, 0), 0);
 	assert_int_equal(sem_init(&cutter.done, 0, 0), 0);
-	assert_int_equal(bed_put(&bed, 0, BLOCKS), KVC_OK);
-	atomic_store(&fake_knobs(bed.fake)->lazy_ready, 1);
-	assert_int_equal(kvc_acquire(bed.space, bed.keys, BLOCKS, 0, 0, &lease), KVC_OK);
+	bed_store(0, BLOCKS);
+	KNOB(lazy_ready) = 1;
+	lease = bed_acquire(BLOCKS, 0);
 	assert_int_equal(pthread_create(&thread, NULL, cut_for_ever, &cutter), 0);
 	for (uint32_t round = 1; round <= CUTS; round++) {
 		kvc_status_t status = KVC_PENDING;
