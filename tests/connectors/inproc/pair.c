@@ -5,76 +5,78 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DIM   16u
-#define HEADS 2u
-#define TOKEN (HEADS * DIM * sizeof(float)) /* bytes of K, or V, of a token in a layer */
+static const side_shape_t usual = {.kind = KVK_PAGED_KV_TOKEN_HEAD,
+				   .inner = KVK_INNER_SPLIT,
+				   .dtype = KVK_DTYPE_F32,
+				   .heads = 2,
+				   .tokens = PAIR_TOKENS,
+				   .dim = 16,
+				   .payload = PAIR_PAYLOAD,
+				   .stride = PAIR_PAYLOAD};
 
 /* ---- a side ---------------------------------------------------------------------------------- */
 
-static void init_shape(side_t *side)
+static void describe(side_t *side, const char *model)
 {
+	const side_shape_t *shape = &side->shape;
+
 	for (uint32_t l = 0; l < PAIR_LAYERS; l++) {
-		side->base[l] = calloc(PAIR_BLOCKS, PAIR_PAYLOAD);
+		side->base[l] = calloc(PAIR_BLOCKS, shape->stride);
 		assert_non_null(side->base[l]);
 	}
-	side->layout = (kvk_layout_t){.heads = HEADS,
+	side->layout = (kvk_layout_t){.heads = shape->heads,
 				      .layers = PAIR_LAYERS,
-				      .block_tokens = PAIR_TOKENS,
-				      .k_dim = DIM,
-				      .v_dim = DIM,
-				      .dtype = KVK_DTYPE_F32,
-				      .inner = KVK_INNER_SPLIT};
-	side->paged = (kvk_paged_t){.kind = KVK_PAGED_KV_TOKEN_HEAD,
+				      .block_tokens = shape->tokens,
+				      .k_dim = shape->dim,
+				      .v_dim = shape->dim,
+				      .dtype = shape->dtype,
+				      .inner = shape->inner,
+				      .page_bytes = shape->page_bytes};
+	side->paged = (kvk_paged_t){.kind = shape->kind,
 				    .blocks = PAIR_BLOCKS,
 				    .layers = PAIR_LAYERS,
-				    .heads = HEADS,
-				    .block_tokens = PAIR_TOKENS,
-				    .k_dim = DIM,
-				    .v_dim = DIM,
-				    .dtype = KVK_DTYPE_F32,
-				    .block_stride = PAIR_PAYLOAD,
+				    .heads = shape->heads,
+				    .block_tokens = shape->tokens,
+				    .k_dim = shape->dim,
+				    .v_dim = shape->dim,
+				    .dtype = shape->dtype,
+				    .page_bytes = shape->page_bytes,
+				    .block_stride = shape->stride,
 				    .base = side->base};
+	side->identity = (kvc_identity_t){
+		.struct_size = sizeof side->identity, .model = model, .weights = "w", .dtype = "f32", .rope = "none"};
 }
 
-static kvc_identity_t identity_of(const char *model)
-{
-	return (kvc_identity_t){
-		.struct_size = sizeof(kvc_identity_t), .model = model, .weights = "w", .dtype = "f32", .rope = "none"};
-}
-
-static void attach(side_t *side, const char *socket, uint32_t roles, uint64_t buffer_bytes)
+void side_open(side_t *side, const char *socket, side_options_t options)
 {
 	const kvx_config_t config = {.struct_size = sizeof config,
-				     .roles = roles,
+				     .roles = options.roles ? options.roles : KVX_BOTH,
 				     .socket = socket,
 				     .identity = &side->identity,
 				     .layout = &side->layout,
 				     .paged = &side->paged,
 				     .load_ms = PAIR_MS,
 				     .save_ms = PAIR_MS,
-				     .attach_ms = PAIR_MS,
-				     .buffer_bytes = buffer_bytes};
+				     .attach_ms = options.attach_ms ? options.attach_ms : PAIR_MS,
+				     .buffer_bytes = options.buffer_bytes};
 
-	init_shape(side);
+	*side = (side_t){.shape = options.shape ? *options.shape : usual};
+	describe(side, options.model ? options.model : "pair");
 	assert_int_equal(kvx_attach(&config, &side->kvx), KVC_OK);
-	side_await_ready(side);
+	if (!options.attach_ms) {
+		side_await_ready(side);
+	}
 }
 
-void side_open_model(side_t *side, const char *socket, uint32_t roles, const char *model)
+kvc_identity_t side_identity(side_t *side)
 {
-	*side = (side_t){.identity = identity_of(model)};
-	attach(side, socket, roles, 0);
-}
+	kvc_identity_t identity = side->identity;
 
-void side_open_buffer(side_t *side, const char *socket, uint32_t roles, uint64_t buffer_bytes)
-{
-	*side = (side_t){.identity = identity_of("pair")};
-	attach(side, socket, roles, buffer_bytes);
-}
+	assert_int_equal(kvk_layout_format(&side->layout, side->layout_text, sizeof side->layout_text), KV_OK);
+	identity.hash_tokens = side->shape.tokens;
+	identity.layout = side->layout_text;
 
-void side_open(side_t *side, const char *socket, uint32_t roles)
-{
-	side_open_model(side, socket, roles, "pair");
+	return identity;
 }
 
 void side_close(side_t *side)
@@ -115,46 +117,60 @@ void pair_prompt_init(pair_prompt_t *prompt, uint32_t conversation, uint32_t n_t
 	for (uint32_t i = 0; i < PAIR_PROMPT; i++) {
 		prompt->blocks[i] = (first + i) % PAIR_BLOCKS;
 	}
+	prompt->prefix = (kvx_prefix_t){.struct_size = sizeof prompt->prefix,
+					.tokens = prompt->tokens,
+					.n_tokens = n_tokens,
+					.blocks = prompt->blocks};
 }
 
-/* K (kv 0) or V (kv 1) of a token in a layer: TOKEN bytes, a function of all of them. */
-static void content(uint32_t conversation, uint32_t token, uint32_t layer, uint32_t kv, uint8_t *out)
-{
-	uint64_t seed = (uint64_t)conversation << 32 | token << 8 | layer << 1 | kv;
+/* A token has bytes in each layer, those of K and of V: parts 0, 1, ... of it. */
+typedef struct token {
+	uint8_t *at;
+	size_t bytes;
+} token_t;
 
-	for (size_t at = 0; at < TOKEN; at += 8) {
+static token_t token_at(const side_t *side, const pair_prompt_t *prompt, uint32_t token, uint32_t part)
+{
+	const side_shape_t *shape = &side->shape;
+	const size_t bytes = shape->payload / 2u / shape->tokens;
+	uint8_t *block = (uint8_t *)side->base[part / 2u] + prompt->blocks[token / shape->tokens] * shape->stride;
+
+	return (token_t){block + (part % 2u * shape->tokens + token % shape->tokens) * bytes, bytes};
+}
+
+/* A function of what it is of. */
+static void content(const pair_prompt_t *prompt, uint32_t token, uint32_t part, uint8_t *out, size_t bytes)
+{
+	uint64_t seed = (uint64_t)prompt->conversation << 32 | token << 8 | part;
+
+	for (size_t at = 0; at < bytes; at += 8) {
 		const uint64_t word = next_random(&seed) | 1u;
 
-		memcpy(out + at, &word, 8);
+		memcpy(out + at, &word, bytes - at < 8 ? bytes - at : 8);
 	}
-}
-
-static uint8_t *token_at(const side_t *side, const pair_prompt_t *prompt, uint32_t token, uint32_t layer, uint32_t kv)
-{
-	const uint32_t block = prompt->blocks[token / PAIR_TOKENS];
-
-	return (uint8_t *)side->base[layer] + block * PAIR_PAYLOAD + (kv * PAIR_TOKENS + token % PAIR_TOKENS) * TOKEN;
 }
 
 void side_compute(side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to)
 {
-	for (uint32_t t = from; t < to; t++) {
-		for (uint32_t l = 0; l < 2u * PAIR_LAYERS; l++) {
-			content(prompt->conversation, t, l / 2u, l % 2u, token_at(side, prompt, t, l / 2u, l % 2u));
-		}
+	for (uint32_t i = from * 2u * PAIR_LAYERS; i < to * 2u * PAIR_LAYERS; i++) {
+		const uint32_t token = i / (2u * PAIR_LAYERS), part = i % (2u * PAIR_LAYERS);
+		const token_t at = token_at(side, prompt, token, part);
+
+		content(prompt, token, part, at.at, at.bytes);
 	}
 }
 
 int side_holds(const side_t *side, const pair_prompt_t *prompt, uint32_t n)
 {
-	uint8_t expected[TOKEN];
+	uint8_t expected[1024];
 
-	for (uint32_t t = 0; t < n; t++) {
-		for (uint32_t l = 0; l < 2u * PAIR_LAYERS; l++) {
-			content(prompt->conversation, t, l / 2u, l % 2u, expected);
-			if (memcmp(expected, token_at(side, prompt, t, l / 2u, l % 2u), TOKEN) != 0) {
-				return 0;
-			}
+	for (uint32_t i = 0; i < n * 2u * PAIR_LAYERS; i++) {
+		const uint32_t token = i / (2u * PAIR_LAYERS), part = i % (2u * PAIR_LAYERS);
+		const token_t at = token_at(side, prompt, token, part);
+
+		content(prompt, token, part, expected, at.bytes);
+		if (memcmp(expected, at.at, at.bytes) != 0) {
+			return 0;
 		}
 	}
 
@@ -163,13 +179,11 @@ int side_holds(const side_t *side, const pair_prompt_t *prompt, uint32_t n)
 
 int side_is_untouched(const side_t *side, const pair_prompt_t *prompt, uint32_t n)
 {
-	for (uint32_t t = n; t < PAIR_PROMPT * PAIR_TOKENS; t++) {
-		for (uint32_t l = 0; l < 2u * PAIR_LAYERS; l++) {
-			const uint8_t *at = token_at(side, prompt, t, l / 2u, l % 2u);
+	for (uint32_t i = n * 2u * PAIR_LAYERS; i < PAIR_PROMPT * side->shape.tokens * 2u * PAIR_LAYERS; i++) {
+		const token_t at = token_at(side, prompt, i / (2u * PAIR_LAYERS), i % (2u * PAIR_LAYERS));
 
-			if (at[0] != 0 || memcmp(at, at + 1, TOKEN - 1u) != 0) {
-				return 0;
-			}
+		if (at.at[0] != 0 || memcmp(at.at, at.at + 1, at.bytes - 1u) != 0) {
+			return 0;
 		}
 	}
 
@@ -185,15 +199,6 @@ kvx_chunk_t pair_chunk(const pair_prompt_t *prompt, const char *transfer, uint32
 			     .computed = computed,
 			     .blocks = prompt->blocks,
 			     .last = last};
-}
-
-kvx_prefix_t pair_prefix(const pair_prompt_t *prompt, uint32_t deadline_ms)
-{
-	return (kvx_prefix_t){.struct_size = sizeof(kvx_prefix_t),
-			      .tokens = prompt->tokens,
-			      .n_tokens = prompt->n_tokens,
-			      .blocks = prompt->blocks,
-			      .deadline_ms = deadline_ms};
 }
 
 /* ---- polling --------------------------------------------------------------------------------- */

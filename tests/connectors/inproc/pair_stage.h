@@ -16,8 +16,8 @@ static pair_prompt_t from, to;
 
 static inline void open_pair(void)
 {
-	side_open(&producer, rig.socket, KVX_PRODUCER);
-	side_open(&consumer, rig.socket, KVX_CONSUMER);
+	side_open(&producer, rig.socket, (side_options_t){.roles = KVX_PRODUCER});
+	side_open(&consumer, rig.socket, (side_options_t){.roles = KVX_CONSUMER});
 }
 
 static inline int begin_test(void **state)
@@ -57,10 +57,10 @@ static inline void set_prompt(uint32_t c, uint32_t n)
 
 static inline kvx_recv_t *start_recv(const char *transfer, uint32_t deadline_ms)
 {
-	const kvx_prefix_t prefix = pair_prefix(&to, deadline_ms);
 	kvx_recv_t *recv;
 
-	assert_int_equal(kvx_recv(consumer.kvx, transfer, &prefix, &recv, NULL), KVC_PENDING);
+	to.prefix.deadline_ms = deadline_ms;
+	assert_int_equal(kvx_recv(consumer.kvx, transfer, &to.prefix, &recv, NULL), KVC_PENDING);
 
 	return recv;
 }

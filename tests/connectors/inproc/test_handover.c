@@ -44,7 +44,6 @@ KV_TEST(p10_results_are_no_longer_than_the_caller_says)
 		kvx_save_result_t save;
 		kvx_load_result_t load;
 	} old, untouched;
-	kvx_prefix_t prefix;
 	kvx_send_t *send;
 	kvx_recv_t *recv;
 	kvx_save_t *save;
@@ -62,21 +61,19 @@ KV_TEST(p10_results_are_no_longer_than_the_caller_says)
 	assert_int_equal(old.send.status, KVC_OK);
 	assert_int_equal(old.send.blocks, 4);
 	kvx_send_end(send);
-	prefix = pair_prefix(&to, 0);
-	assert_int_equal(kvx_recv(producer.kvx, "old", &prefix, &recv, &old.recv), KVC_MISS);
+	assert_int_equal(kvx_recv(producer.kvx, "old", &to.prefix, &recv, &old.recv), KVC_MISS);
 	assert_int_equal(old.recv.cause, KVC_ERR_ARG);
-	assert_int_equal(kvx_recv(consumer.kvx, "old", &prefix, &recv, &old.recv), KVC_PENDING);
+	assert_int_equal(kvx_recv(consumer.kvx, "old", &to.prefix, &recv, &old.recv), KVC_PENDING);
 	pair_await_recv(&consumer, NULL, recv, &old.recv);
 	assert_int_equal(old.recv.blocks, 4);
 	kvx_recv_end(recv);
-	assert_int_equal(kvx_load_prefix(producer.kvx, &prefix, &load, &old.load), KVC_MISS);
+	assert_int_equal(kvx_load_prefix(producer.kvx, &to.prefix, &load, &old.load), KVC_MISS);
 	assert_int_equal(old.load.cause, KVC_ERR_ARG);
-	assert_int_equal(kvx_load_prefix(consumer.kvx, &prefix, &load, &old.load), KVC_PENDING);
+	assert_int_equal(kvx_load_prefix(consumer.kvx, &to.prefix, &load, &old.load), KVC_PENDING);
 	assert_int_equal(kvx_load_state(load, &old.load), KVC_PENDING);
 	kvx_load_end(load);
 	pair_prompt_init(&from, 6, 4 * PAIR_TOKENS, 0);
-	prefix = pair_prefix(&from, 0);
-	assert_int_equal(kvx_save_prefix(producer.kvx, &prefix, &save), KVC_PENDING);
+	assert_int_equal(kvx_save_prefix(producer.kvx, &from.prefix, &save), KVC_PENDING);
 	assert_int_equal(kvx_save_state(save, &old.save), KVC_PENDING);
 	kvx_save_end(save);
 
@@ -171,15 +168,15 @@ KV_TEST(p1_a_tail_of_a_megabyte_waits_for_a_consumer_that_comes_later)
 /* Both sides make the id from the prompt. Another prompt, or another salt, is another id. */
 KV_TEST(p8_without_an_id_the_prompt_and_its_salt_are_the_id)
 {
-	kvx_prefix_t prefix;
 	kvx_recv_t *salted;
 	kvx_recv_t *recv;
 	kvx_send_t *send;
 
 	set_prompt(5, 6 * PAIR_TOKENS);
-	prefix = pair_prefix(&to, 300);
-	prefix.salt = "another tenant's";
-	assert_int_equal(kvx_recv(consumer.kvx, NULL, &prefix, &salted, NULL), KVC_PENDING);
+	to.prefix.deadline_ms = 300;
+	to.prefix.salt = "another tenant's";
+	assert_int_equal(kvx_recv(consumer.kvx, NULL, &to.prefix, &salted, NULL), KVC_PENDING);
+	to.prefix.salt = NULL;
 	recv = start_recv(NULL, 0);
 	send = send_all(NULL);
 	assert_int_equal(finish_recv(recv).tokens, 6 * PAIR_TOKENS);
@@ -190,7 +187,6 @@ KV_TEST(p8_without_an_id_the_prompt_and_its_salt_are_the_id)
 /* What kvd has already is not copied again, and what the consumer has is not touched. */
 KV_TEST(p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched)
 {
-	kvx_prefix_t prefix;
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 	uint64_t saved;
@@ -203,9 +199,8 @@ KV_TEST(p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched)
 	assert_int_equal(side_stats(&producer).blocks_saved, saved);
 
 	pair_prompt_init(&to, 6, 10 * PAIR_TOKENS, 41);
-	prefix = pair_prefix(&to, 0);
-	prefix.skip = 4;
-	assert_int_equal(kvx_recv(consumer.kvx, "again", &prefix, &recv, &result), KVC_PENDING);
+	to.prefix.skip = 4;
+	assert_int_equal(kvx_recv(consumer.kvx, "again", &to.prefix, &recv, &result), KVC_PENDING);
 	assert_int_equal(result.blocks, 4);
 	pair_await_recv(&consumer, &producer, recv, &result);
 	assert_int_equal(result.cause, KVC_OK);
@@ -377,16 +372,14 @@ KV_TEST(p3_of_two_consumers_one_gets_it)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *first, *second;
-	kvx_prefix_t prefix;
 	kvx_send_t *send;
 	side_t other;
 
 	set_prompt(40, 6 * PAIR_TOKENS);
-	side_open(&other, rig.socket, KVX_CONSUMER);
+	side_open(&other, rig.socket, (side_options_t){.roles = KVX_CONSUMER});
 	first = start_recv("wanted", 0);
 	pair_poll(&consumer, NULL, 5);
-	prefix = pair_prefix(&to, 0);
-	assert_int_equal(kvx_recv(other.kvx, "wanted", &prefix, &second, NULL), KVC_PENDING);
+	assert_int_equal(kvx_recv(other.kvx, "wanted", &to.prefix, &second, NULL), KVC_PENDING);
 	pair_await_recv(&other, NULL, second, &result);
 	assert_int_equal(result.status, KVC_MISS);
 	assert_int_equal(result.cause, KVC_ERR_TAKEN);
@@ -445,7 +438,7 @@ KV_TEST(p5_sides_of_two_models_have_their_answers_at_once)
 	set_prompt(50, 10 * PAIR_TOKENS);
 	recv = start_recv("another model", 0);
 	pair_poll(&consumer, NULL, 5);
-	side_open_model(&other, rig.socket, KVX_BOTH, "another model");
+	side_open(&other, rig.socket, (side_options_t){.model = "another model"});
 	side_compute(&other, &from, 0, from.n_tokens);
 	chunk = pair_chunk(&from, "another model", from.n_tokens, 1);
 	assert_int_equal(kvx_send(other.kvx, &chunk, &send), KVC_PENDING);
@@ -503,17 +496,15 @@ KV_TEST(p10_other_roles_and_bad_arguments_are_refused)
 			       "01234567890123456789012345678901234567890123456789012345678";
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_chunk_t bad[9];
-	kvx_prefix_t prefix;
 	kvx_send_t *send = NULL;
 	kvx_recv_t *recv;
 
 	set_prompt(60, 6 * PAIR_TOKENS);
-	prefix = pair_prefix(&to, 0);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		bad[i] = pair_chunk(&from, "bad", 6 * PAIR_TOKENS, 1);
 	}
 	assert_int_equal(kvx_send(consumer.kvx, &bad[0], &send), KVC_MISS);
-	assert_int_equal(kvx_recv(producer.kvx, "bad", &prefix, &recv, &result), KVC_MISS);
+	assert_int_equal(kvx_recv(producer.kvx, "bad", &to.prefix, &recv, &result), KVC_MISS);
 	assert_int_equal(result.cause, KVC_ERR_ARG);
 
 	bad[0].struct_size = 8;
@@ -531,10 +522,10 @@ KV_TEST(p10_other_roles_and_bad_arguments_are_refused)
 		assert_null(send);
 		assert_int_equal(side_stats(&producer).sends_refused, i + 1);
 	}
-	assert_int_equal(kvx_recv(consumer.kvx, "", &prefix, &recv, &result), KVC_MISS);
-	assert_int_equal(kvx_recv(consumer.kvx, long_id, &prefix, &recv, &result), KVC_MISS);
-	prefix.skip = 7;
-	assert_int_equal(kvx_recv(consumer.kvx, "bad", &prefix, &recv, &result), KVC_MISS);
+	assert_int_equal(kvx_recv(consumer.kvx, "", &to.prefix, &recv, &result), KVC_MISS);
+	assert_int_equal(kvx_recv(consumer.kvx, long_id, &to.prefix, &recv, &result), KVC_MISS);
+	to.prefix.skip = 7;
+	assert_int_equal(kvx_recv(consumer.kvx, "bad", &to.prefix, &recv, &result), KVC_MISS);
 	assert_null(recv);
 	assert_int_equal(side_stats(&consumer).recvs_refused, 3);
 }
@@ -567,18 +558,16 @@ KV_TEST(p7_without_a_daemon_nothing_is_handed_over)
 	const kvx_chunk_t chunk = pair_chunk(&from, "x", PAIR_TOKENS, 1);
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_send_t *send = NULL;
-	kvx_prefix_t prefix;
 	kvx_recv_t *recv;
 
 	set_prompt(62, 2 * PAIR_TOKENS);
-	prefix = pair_prefix(&to, 0);
 	rig_kill(&rig);
 	while (kvx_is_ready(producer.kvx) || kvx_is_ready(consumer.kvx)) {
 		pair_poll(&producer, &consumer, 1);
 	}
 	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_MISS);
 	assert_null(send);
-	assert_int_equal(kvx_recv(consumer.kvx, "x", &prefix, &recv, &result), KVC_MISS);
+	assert_int_equal(kvx_recv(consumer.kvx, "x", &to.prefix, &recv, &result), KVC_MISS);
 	assert_int_equal(result.why, KV_WHY_NO_DAEMON);
 	assert_null(recv);
 }

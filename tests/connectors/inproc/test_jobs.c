@@ -1,46 +1,29 @@
 /* Loads and saves of libkvx against a real daemon, with every way in which they can fail, one at a time and at random.
  */
 #include "connectors/inproc/knobs.h"
-#include "connectors/rig.h"
+#include "connectors/inproc/pair.h"
 #include "engine/check.h"
-#include "kv_cmocka.h"
-#include "kvx_handover.h"
+#include "kv_test.h"
 
 #include "common/await.h"
 #include "kv/env.h"
 #include "kv/shm.h"
 
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define BLOCKS  64u
-#define LAYERS  3u
-#define MAX_JOB 20u
-#define JOBS_MS 20000u /* what attaching, loads and saves may take where a prompt does not say less */
-#define JOBS_NS (JOBS_MS * UINT64_C(1000000))
+#define JOBS_NS (PAIR_MS * UINT64_C(1000000))
+#define RESULT                                                                                                         \
+	{                                                                                                              \
+		.struct_size = sizeof(kvx_load_result_t)                                                               \
+	}
+#define SAVED                                                                                                          \
+	{                                                                                                              \
+		.struct_size = sizeof(kvx_save_result_t)                                                               \
+	}
 
 /* ---- what a test has ------------------------------------------------------------------------- */
-
-/* A paged cache, and the pool block that it is copied to. */
-typedef struct shape {
-	const char *name;
-	kvk_paged_kind_t kind;
-	kvk_inner_t inner;
-	kvk_dtype_t dtype;
-	uint32_t heads, tokens, dim, page_bytes;
-	uint32_t payload, stride; /* bytes of a layer's block, and from one to the next */
-} shape_t;
-
-static const shape_t shapes[] = {
-	{"f32", KVK_PAGED_KV_TOKEN_HEAD, KVK_INNER_SPLIT, KVK_DTYPE_F32, 2, 16, 16, 0, 4096, 4096},
-	{"nhd", KVK_PAGED_KV_TOKEN_HEAD, KVK_INNER_SPLIT, KVK_DTYPE_BF16, 2, 16, 64, 0, 8192, 8192},
-	{"hnd", KVK_PAGED_HEAD_TOKEN_KV, KVK_INNER_PACKED, KVK_DTYPE_F16, 4, 32, 64, 0, 32768, 32768},
-	{"opaque", KVK_PAGED_OPAQUE, KVK_INNER_OPAQUE, KVK_DTYPE_BYTE, 1, 16, 0, 20000, 20000, 20480},
-};
-
-#define TOKENS 16u /* of a block of the first shape */
 
 /* A test, and what it starts with: a daemon of its own (silence: rig_t), and these knobs. */
 typedef struct jobs_test {
@@ -49,98 +32,24 @@ typedef struct jobs_test {
 	int wrong, no_space;
 } jobs_test_t;
 
-typedef struct prompt {
-	uint32_t tokens[MAX_JOB * 32u];
-	uint32_t blocks[MAX_JOB];
-	kvx_prefix_t prefix;
-} prompt_t;
-
 static const char *program;
-
-/* The connector of the test that runs. */
-static struct jobs {
-	rig_t rig;
-	const shape_t *shape;
-	kvc_identity_t identity;
-	kvk_layout_t layout;
-	kvk_paged_t paged;
-	void *base[LAYERS];
-	kvx_t *kvx;
-} jobs;
+static rig_t rig;
+static side_t side; /* the connector of the test that runs */
 
 /* Ten blocks of conversation 1 that are stored, and where they are read back to: blocks 30 on. */
-static prompt_t from, to;
-
-/* ---- the connector --------------------------------------------------------------------------- */
-
-static void await_ready(void)
-{
-	for (uint32_t i = 0; i < JOBS_MS / 10u && !kvx_is_ready(jobs.kvx); i++) {
-		(void)kvx_poll(jobs.kvx, 10);
-	}
-	assert_true(kvx_is_ready(jobs.kvx));
-}
-
-static void open_connector(const shape_t *shape)
-{
-	const kvx_config_t config = {.struct_size = sizeof config,
-				     .roles = KVX_BOTH,
-				     .socket = jobs.rig.socket,
-				     .identity = &jobs.identity,
-				     .layout = &jobs.layout,
-				     .paged = &jobs.paged,
-				     .load_ms = JOBS_MS,
-				     .save_ms = JOBS_MS,
-				     .attach_ms = knobs.no_space || knobs.wrong ? 200 : JOBS_MS};
-
-	jobs.shape = shape;
-	jobs.identity = (kvc_identity_t){
-		.struct_size = sizeof jobs.identity, .model = shape->name, .weights = "w", .dtype = "x", .rope = "r"};
-	for (uint32_t l = 0; l < LAYERS; l++) {
-		jobs.base[l] = calloc(BLOCKS, shape->stride);
-		assert_non_null(jobs.base[l]);
-	}
-	jobs.layout = (kvk_layout_t){.heads = shape->heads,
-				     .layers = LAYERS,
-				     .block_tokens = shape->tokens,
-				     .k_dim = shape->dim,
-				     .v_dim = shape->dim,
-				     .dtype = shape->dtype,
-				     .inner = shape->inner,
-				     .page_bytes = shape->page_bytes};
-	jobs.paged = (kvk_paged_t){.kind = shape->kind,
-				   .blocks = BLOCKS,
-				   .layers = LAYERS,
-				   .heads = shape->heads,
-				   .block_tokens = shape->tokens,
-				   .k_dim = shape->dim,
-				   .v_dim = shape->dim,
-				   .dtype = shape->dtype,
-				   .page_bytes = shape->page_bytes,
-				   .block_stride = shape->stride,
-				   .base = jobs.base};
-	assert_int_equal(kvx_attach(&config, &jobs.kvx), KVC_OK);
-}
-
-static void close_connector(void)
-{
-	kvx_detach(jobs.kvx);
-	for (uint32_t l = 0; l < LAYERS; l++) {
-		free(jobs.base[l]);
-	}
-}
+static pair_prompt_t from, to;
 
 static int begin_test(void **state)
 {
 	const jobs_test_t *test = *state;
 
 	knobs_reset();
-	atomic_store(&knobs.wrong, test->wrong);
-	atomic_store(&knobs.no_space, test->no_space);
-	rig_init(&jobs.rig, program);
-	jobs.rig.silence = test->silence;
-	rig_start(&jobs.rig);
-	open_connector(&shapes[0]);
+	knobs.wrong = test->wrong;
+	knobs.no_space = test->no_space;
+	rig_init(&rig, program);
+	rig.silence = test->silence;
+	rig_start(&rig);
+	side_open(&side, rig.socket, (side_options_t){.attach_ms = test->no_space || test->wrong ? 200 : 0});
 
 	return 0;
 }
@@ -150,11 +59,11 @@ static int end_test(void **state)
 {
 	(void)state;
 	knobs_reset();
-	close_connector();
-	if (jobs.rig.pid) {
-		rig_check_quiet(&jobs.rig);
+	side_close(&side);
+	if (rig.pid) {
+		rig_check_quiet(&rig);
 	}
-	rig_fini(&jobs.rig);
+	rig_fini(&rig);
 
 	return 0;
 }
@@ -170,74 +79,31 @@ static void run(void **state)
 	KV_TEST_ADD(function, .name = #function, .test_func = run, .initial_state = &function##_case)                  \
 	static void function(void)
 
-/* ---- prompts --------------------------------------------------------------------------------- */
-
-/* What block i of conversation c holds in layer l: a function of all three. */
-static void content(uint32_t c, uint32_t i, uint32_t l, uint8_t *out)
-{
-	uint64_t seed = (uint64_t)c << 32 | i << 8 | l;
-
-	for (size_t at = 0; at < jobs.shape->payload; at += 8) {
-		const uint64_t word = next_random(&seed);
-
-		memcpy(out + at, &word, 8);
-	}
-}
-
-static uint8_t *block_at(uint32_t layer, uint32_t block)
-{
-	return (uint8_t *)jobs.base[layer] + block * jobs.shape->stride;
-}
-
-static void fill(uint32_t block, uint32_t c, uint32_t i)
-{
-	for (uint32_t l = 0; l < LAYERS; l++) {
-		content(c, i, l, block_at(l, block));
-	}
-}
-
-static int holds(uint32_t block, uint32_t c, uint32_t i)
-{
-	static uint8_t expected[32768];
-
-	for (uint32_t l = 0; l < LAYERS; l++) {
-		content(c, i, l, expected);
-		if (memcmp(expected, block_at(l, block), jobs.shape->payload) != 0) {
-			return 0;
-		}
-	}
-
-	return 1;
-}
+/* ---- what it does ---------------------------------------------------------------------------- */
 
 /* n blocks of conversation c, lying from block `first` on. */
-static void prompt_init(prompt_t *p, uint32_t c, uint32_t n, uint32_t first)
+static void prompt_init(pair_prompt_t *p, uint32_t c, uint32_t n, uint32_t first)
 {
-	const uint32_t tokens = n * jobs.shape->tokens;
-
-	for (uint32_t i = 0; i < tokens; i++) {
-		p->tokens[i] = c * 100000 + i;
-	}
-	for (uint32_t i = 0; i < n; i++) {
-		p->blocks[i] = (first + i) % BLOCKS;
-	}
-	p->prefix = (kvx_prefix_t){
-		.struct_size = sizeof p->prefix, .tokens = p->tokens, .n_tokens = tokens, .blocks = p->blocks};
+	pair_prompt_init(p, c, n * side.shape.tokens, first);
 }
 
 /* The same, computed. */
-static void prompt_compute(prompt_t *p, uint32_t c, uint32_t n, uint32_t first)
+static void prompt_compute(pair_prompt_t *p, uint32_t c, uint32_t n, uint32_t first)
 {
 	prompt_init(p, c, n, first);
-	for (uint32_t i = 0; i < n; i++) {
-		fill(p->blocks[i], c, i);
-	}
+	side_compute(&side, p, 0, p->n_tokens);
+}
+
+/* Its first n blocks are in the cache. */
+static int holds(const pair_prompt_t *p, uint32_t n)
+{
+	return side_holds(&side, p, n * side.shape.tokens);
 }
 
 static void await_load(kvx_load_t *load, kvx_load_result_t *result)
 {
 	while (kvx_load_state(load, result) == KVC_PENDING) {
-		(void)kvx_poll(jobs.kvx, 1);
+		(void)kvx_poll(side.kvx, 1);
 	}
 	kvx_load_end(load);
 }
@@ -245,16 +111,34 @@ static void await_load(kvx_load_t *load, kvx_load_result_t *result)
 static void await_save(kvx_save_t *save, kvx_save_result_t *result)
 {
 	while (kvx_save_state(save, result) == KVC_PENDING) {
-		(void)kvx_poll(jobs.kvx, 1);
+		(void)kvx_poll(side.kvx, 1);
 	}
 	kvx_save_end(save);
 }
 
-/* Start, poll to the end, free. */
-static kvc_status_t save_now(const prompt_t *p, kvx_save_result_t *result)
+static kvx_load_t *start_load(const pair_prompt_t *p)
+{
+	kvx_load_t *load;
+
+	assert_int_equal(kvx_load_prefix(side.kvx, &p->prefix, &load, NULL), KVC_PENDING);
+
+	return load;
+}
+
+static kvx_save_t *start_save(const pair_prompt_t *p)
 {
 	kvx_save_t *save;
-	const kvc_status_t status = kvx_save_prefix(jobs.kvx, &p->prefix, &save);
+
+	assert_int_equal(kvx_save_prefix(side.kvx, &p->prefix, &save), KVC_PENDING);
+
+	return save;
+}
+
+/* Start, poll to the end, free. */
+static kvc_status_t save_now(const pair_prompt_t *p, kvx_save_result_t *result)
+{
+	kvx_save_t *save;
+	const kvc_status_t status = kvx_save_prefix(side.kvx, &p->prefix, &save);
 
 	if (status != KVC_PENDING) {
 		return status;
@@ -264,36 +148,27 @@ static kvc_status_t save_now(const prompt_t *p, kvx_save_result_t *result)
 	return result->status;
 }
 
-static kvc_status_t load_now(const prompt_t *p, kvx_load_result_t *result)
+static kvc_status_t load_now(const pair_prompt_t *p, kvx_load_result_t *result)
 {
 	kvx_load_t *load;
 
-	if (kvx_load_prefix(jobs.kvx, &p->prefix, &load, result) != KVC_MISS) {
+	if (kvx_load_prefix(side.kvx, &p->prefix, &load, result) != KVC_MISS) {
 		await_load(load, result);
 	}
 
 	return result->status;
 }
 
-static kvc_status_t start_load(const prompt_t *p, kvx_load_t **p_load)
-{
-	return kvx_load_prefix(jobs.kvx, &p->prefix, p_load, NULL);
-}
-
 static kvx_stats_t stats(void)
 {
-	kvx_stats_t stats = {.struct_size = sizeof stats};
-
-	kvx_get_stats(jobs.kvx, &stats);
-
-	return stats;
+	return side_stats(&side);
 }
 
 static void store_ten(uint32_t c, const char *salt)
 {
-	kvx_save_result_t saved = {.struct_size = sizeof saved};
+	kvx_save_result_t saved = SAVED;
 
-	await_ready();
+	side_await_ready(&side);
 	prompt_compute(&from, c, 10, 0);
 	prompt_init(&to, c, 10, 30);
 	from.prefix.salt = to.prefix.salt = salt;
@@ -302,29 +177,18 @@ static void store_ten(uint32_t c, const char *salt)
 	assert_true(saved.copied);
 }
 
-/* The space's identity, for another client. */
-static kvc_identity_t whole_identity(char text[KVK_LAYOUT_TEXT_MAX])
+static void keys_of(const kvc_prompt_t *prompt, kvc_key_t *keys)
 {
-	kvc_identity_t same = jobs.identity;
-
-	assert_int_equal(kvk_layout_format(&jobs.layout, text, KVK_LAYOUT_TEXT_MAX), KV_OK);
-	same.hash_tokens = TOKENS;
-	same.layout = text;
-
-	return same;
-}
-
-static void keys_of(const kvc_identity_t *identity, const kvc_prompt_t *prompt, kvc_key_t *keys)
-{
-	const kvc_config_t config = {.struct_size = sizeof config, .socket = jobs.rig.socket};
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig.socket};
+	const kvc_identity_t identity = side_identity(&side);
 	kvc_space_t *space;
 	uint32_t n;
 	kvc_t *kvc;
 
 	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
-	assert_int_equal(kvc_space_open(kvc, identity, &space), KVC_OK);
-	assert_int_equal(kvc_keys_of(space, prompt, keys, MAX_JOB, &n), KVC_OK);
-	assert_int_equal(n, prompt->n_tokens / TOKENS);
+	assert_int_equal(kvc_space_open(kvc, &identity, &space), KVC_OK);
+	assert_int_equal(kvc_keys_of(space, prompt, keys, PAIR_PROMPT, &n), KVC_OK);
+	assert_int_equal(n, prompt->n_tokens / PAIR_TOKENS);
 	kvc_detach(kvc);
 }
 
@@ -333,13 +197,18 @@ static void keys_of(const kvc_identity_t *identity, const kvc_prompt_t *prompt, 
 /* The first of five blocks is skipped and not touched; another salt finds nothing. */
 JOBS_CASE(p1_every_cache_layout_passes_its_self_test_and_a_round_trip, RIG_SILENCE)
 {
-	kvx_load_result_t result = {.struct_size = sizeof result};
-	kvx_save_result_t saved = {.struct_size = sizeof saved};
+	static const side_shape_t shapes[] = {
+		{KVK_PAGED_KV_TOKEN_HEAD, KVK_INNER_SPLIT, KVK_DTYPE_BF16, 2, 16, 64, 0, 8192, 8192},
+		{KVK_PAGED_HEAD_TOKEN_KV, KVK_INNER_PACKED, KVK_DTYPE_F16, 4, 32, 64, 0, 32768, 32768},
+		{KVK_PAGED_OPAQUE, KVK_INNER_OPAQUE, KVK_DTYPE_BYTE, 1, 16, 0, 20000, 20000, 20480},
+	};
 
 	for (size_t i = 0; i < KV_COUNT_OF(shapes); i++) {
-		close_connector();
-		open_connector(&shapes[i]);
-		assert_true(kvx_is_ready(jobs.kvx));
+		kvx_load_result_t result = RESULT;
+		kvx_save_result_t saved = SAVED;
+
+		side_close(&side);
+		side_open(&side, rig.socket, (side_options_t){.shape = &shapes[i]});
 		prompt_compute(&from, 1, 5, 0);
 		prompt_init(&to, 1, 5, 30);
 		assert_int_equal(save_now(&from, &saved), KVC_OK);
@@ -349,10 +218,9 @@ JOBS_CASE(p1_every_cache_layout_passes_its_self_test_and_a_round_trip, RIG_SILEN
 		assert_int_equal(load_now(&to, &result), KVC_OK);
 		assert_int_equal(result.blocks, 5);
 		assert_int_equal(result.cpu_tokens, 4 * shapes[i].tokens);
-		assert_true(block_at(0, 30)[0] == 0 && block_at(LAYERS - 1u, 30)[shapes[i].payload - 1] == 0);
-		for (uint32_t b = 1; b < 5; b++) {
-			assert_true(holds(30 + b, 1, b));
-		}
+		assert_false(holds(&to, 1));
+		prompt_compute(&from, 1, 1, 30); /* the first of them; the others are there */
+		assert_true(holds(&to, 5));
 		to.prefix.salt = "another tenant's salt";
 		assert_int_equal(load_now(&to, &result), KVC_MISS);
 	}
@@ -400,30 +268,29 @@ static void check_load(const load_case_t *row, const kvx_load_result_t *result, 
 
 	assert_int_equal(result->cause, row->cause);
 	assert_int_equal(result->blocks, row->blocks);
-	assert_int_equal(result->tokens, row->blocks * TOKENS);
-	assert_int_equal(result->cpu_tokens, row->blocks * TOKENS);
+	assert_int_equal(result->tokens, row->blocks * PAIR_TOKENS);
+	assert_int_equal(result->cpu_tokens, row->blocks * PAIR_TOKENS);
 	assert_int_equal(result->why, row->why);
 	assert_true(result->load_ns >= row->deadline_ms * UINT64_C(950000) && result->load_ns < JOBS_NS);
 	assert_int_equal(after.load_hits - before->load_hits, row->hits);
 	assert_int_equal(after.load_lost - before->load_lost, row->lost);
 	assert_int_equal(after.load_timeouts - before->load_timeouts, row->timeouts);
 	assert_int_equal(after.load_corrupt - before->load_corrupt, row->corrupt);
-	assert_int_equal(atomic_load(&knobs.bad), row->bad);
-	kvx_record_request(jobs.kvx, &request);
-	assert_int_equal(atomic_load(&knobs.reports), 1);
-	assert_int_equal(atomic_load(&knobs.report_why), row->why);
+	assert_int_equal(knobs.bad, row->bad);
+	kvx_record_request(side.kvx, &request);
+	assert_int_equal(knobs.reports, 1);
+	assert_int_equal(knobs.report_why, row->why);
 }
 
 JOBS_CASE(loads_end_as_what_befell_them_and_say_why, RIG_SILENCE)
 {
-	kvx_load_result_t result = {.struct_size = sizeof result};
-	char text[KVK_LAYOUT_TEXT_MAX];
-	const kvc_identity_t identity = whole_identity(text);
-	kvc_key_t keys[MAX_JOB];
-	kvc_prompt_t prompt;
+	const kvc_identity_t identity = side_identity(&side);
+	kvx_load_result_t result = RESULT;
+	kvc_key_t keys[PAIR_PROMPT];
 
 	for (uint32_t i = 0; i < KV_COUNT_OF(load_cases); i++) {
 		const load_case_t *row = &load_cases[i];
+		kvc_prompt_t prompt;
 		kvx_stats_t before;
 
 		print_message("# %s\n", row->name);
@@ -431,24 +298,22 @@ JOBS_CASE(loads_end_as_what_befell_them_and_say_why, RIG_SILENCE)
 		prompt_init(&to, i, 10 + row->more, 30);
 		to.prefix.salt = row->salt;
 		to.prefix.deadline_ms = row->deadline_ms;
-		prompt = (kvc_prompt_t){sizeof prompt, to.tokens, to.prefix.n_tokens, row->salt};
-		keys_of(&identity, &prompt, keys);
+		prompt = (kvc_prompt_t){sizeof prompt, to.tokens, to.n_tokens, row->salt};
+		keys_of(&prompt, keys);
 		if (row->damaged) {
-			rig_flip(&jobs.rig, &identity, &prompt, row->damaged);
+			rig_flip(&rig, &identity, &prompt, row->damaged);
 		}
 		before = stats();
-		atomic_store(&knobs.ready, row->ready || row->stuck ? row->ready : NONE);
-		atomic_store(&knobs.revoke_on, row->revoke_on ? row->revoke_on : NONE);
-		atomic_store(&knobs.rest, row->rest);
-		atomic_store(&knobs.lease, row->lease);
+		knobs.ready = row->ready || row->stuck ? row->ready : NONE;
+		knobs.revoke_on = row->revoke_on ? row->revoke_on : NONE;
+		knobs.rest = row->rest;
+		knobs.lease = row->lease;
 		assert_int_equal(load_now(&to, &result), row->blocks ? KVC_OK : KVC_MISS);
 		check_load(row, &result, &before);
 		if (row->blocks < 10 + row->more) {
 			assert_memory_equal(&result.first_missing, &keys[row->blocks], sizeof keys[0]);
 		}
-		for (uint32_t b = 0; b < row->blocks; b++) {
-			assert_true(holds(30 + b, i, b));
-		}
+		assert_true(holds(&to, row->blocks));
 		knobs_reset();
 	}
 }
@@ -458,90 +323,79 @@ JOBS_CASE(p5_a_poll_returns_in_time_whatever_a_load_waits_for, RIG_SILENCE)
 	kvx_load_t *load;
 
 	store_ten(1, NULL);
-	atomic_store(&knobs.ready, 0);
-	assert_int_equal(start_load(&to, &load), KVC_PENDING);
+	knobs.ready = 0;
+	load = start_load(&to);
 	for (uint32_t i = 0; i < 20; i++) {
 		const uint64_t start = kv_now_ns(&kv_env_posix);
 
-		assert_int_equal(kvx_poll(jobs.kvx, i % 5u), 1);
+		assert_int_equal(kvx_poll(side.kvx, i % 5u), 1);
 		assert_true(kv_now_ns(&kv_env_posix) - start < UINT64_C(2000000000)); /* of a busy machine */
 	}
 	assert_int_equal(kvx_load_state(load, NULL), KVC_PENDING);
 	kvx_load_end(load);
-	for (uint32_t i = 0; i < 10; i++) {
-		assert_false(holds(30 + i, 1, i));
-	}
+	assert_true(side_is_untouched(&side, &to, 0));
 }
 
 JOBS_CASE(jobs_that_share_the_transfer_thread_all_end_well, RIG_SILENCE)
 {
+	pair_prompt_t loaded[4], saved;
 	kvx_load_t *loads[4];
 	kvx_save_t *saves[4];
-	prompt_t p;
 
 	store_ten(1, NULL);
 	for (uint32_t i = 0; i < 4; i++) {
-		prompt_init(&to, 1, 2 + i, 10 + 5 * i);
-		assert_int_equal(start_load(&to, &loads[i]), KVC_PENDING);
-		prompt_init(&p, 20 + i, 5 + i, 40);
-		assert_int_equal(kvx_save_prefix(jobs.kvx, &p.prefix, &saves[i]), KVC_PENDING);
+		prompt_init(&loaded[i], 1, 2 + i, 10 + 5 * i);
+		loads[i] = start_load(&loaded[i]);
+		prompt_init(&saved, 20 + i, 5 + i, 40);
+		saves[i] = start_save(&saved);
 	}
-	while (kvx_poll(jobs.kvx, 1) > 0) {
+	while (kvx_poll(side.kvx, 1) > 0) {
 	}
 	for (uint32_t i = 0; i < 4; i++) {
 		assert_int_equal(kvx_load_state(loads[i], NULL), KVC_OK);
 		assert_int_equal(kvx_save_state(saves[i], NULL), KVC_OK);
 		kvx_load_end(loads[i]);
 		kvx_save_end(saves[i]);
-		for (uint32_t j = 0; j < 2 + i; j++) {
-			assert_true(holds(10 + 5 * i + j, 1, j));
-		}
+		assert_true(holds(&loaded[i], 2 + i));
 	}
 }
 
 /* ---- a daemon that stops or dies ------------------------------------------------------------- */
 
-static void lose_daemon_amid_a_load(int death)
+/* The second time it dies. */
+JOBS_CASE(p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss, "500ms")
 {
-	kvx_load_result_t result = {.struct_size = sizeof result};
-	kvx_load_t *load;
+	for (int death = 0; death < 2; death++) {
+		kvx_load_result_t result = RESULT;
+		kvx_load_t *load;
 
-	store_ten(1, NULL);
-	rig_wait_written(&jobs.rig);
-	await_ready();
-	atomic_store(&knobs.ready, 0);
-	assert_int_equal(start_load(&to, &load), KVC_PENDING);
-	assert_int_equal(kvx_poll(jobs.kvx, 50), 1); /* the ranks have it */
-	if (death) {
-		rig_kill(&jobs.rig);
-	} else {
-		rig_signal(&jobs.rig, SIGSTOP);
+		store_ten(1 + (uint32_t)death, NULL);
+		rig_wait_written(&rig);
+		side_await_ready(&side);
+		knobs.ready = 0;
+		load = start_load(&to);
+		assert_int_equal(kvx_poll(side.kvx, 50), 1); /* the ranks have it */
+		if (death) {
+			rig_kill(&rig);
+		} else {
+			rig_signal(&rig, SIGSTOP);
+		}
+		await_load(load, &result);
+		assert_int_equal(result.status, KVC_MISS);
+		assert_true(result.cause == KVC_ERR_DAEMON_STALE ||
+			    result.cause == KVC_ERR_REVOKED); /* or its session had just ended */
+		assert_true(result.load_ns < JOBS_NS);
+		assert_int_equal(stats().load_lost, 1 + death);
+
+		knobs.ready = NONE;
+		if (death) {
+			rig_start(&rig);
+		} else {
+			rig_signal(&rig, SIGCONT);
+		}
+		side_await_ready(&side);
+		assert_int_equal(load_now(&to, &result), KVC_OK);
 	}
-	await_load(load, &result);
-	assert_int_equal(result.status, KVC_MISS);
-	assert_true(result.cause == KVC_ERR_DAEMON_STALE ||
-		    result.cause == KVC_ERR_REVOKED); /* or its session had just ended */
-	assert_true(result.load_ns < JOBS_NS);
-	assert_int_equal(stats().load_lost, 1);
-
-	atomic_store(&knobs.ready, NONE);
-	if (death) {
-		rig_start(&jobs.rig);
-	} else {
-		rig_signal(&jobs.rig, SIGCONT);
-	}
-	await_ready();
-	assert_int_equal(load_now(&to, &result), KVC_OK);
-}
-
-JOBS_CASE(p7_a_daemon_that_falls_silent_amid_a_load_is_a_miss, "500ms")
-{
-	lose_daemon_amid_a_load(0);
-}
-
-JOBS_CASE(p7_a_daemon_that_dies_amid_a_load_is_a_miss, "500ms")
-{
-	lose_daemon_amid_a_load(1);
 }
 
 /* Whether their space is open yet or not. */
@@ -563,24 +417,24 @@ JOBS_CASE(p7_a_load_bears_a_silence_of_200_ms, RIG_SILENCE)
 /* A miss costs more than the rest of a stall. */
 JOBS_CASE(p7_a_lookup_waits_for_a_daemon_that_stalls, "500ms")
 {
-	kvx_load_result_t result = {.struct_size = sizeof result};
+	kvx_load_result_t result = RESULT;
 	kvx_load_t *load;
 
 	store_ten(1, NULL);
-	knobs.stalled = jobs.rig.pid;
-	rig_signal(&jobs.rig, SIGSTOP);
+	knobs.stalled = rig.pid;
+	rig_signal(&rig, SIGSTOP);
 	usleep(700000);
-	atomic_store(&knobs.stall, 3);
-	assert_int_equal(start_load(&to, &load), KVC_PENDING);
-	assert_int_equal(atomic_load(&knobs.stall), 0);
+	knobs.stall = 3;
+	load = start_load(&to);
+	assert_int_equal(knobs.stall, 0);
 	kvx_load_end(load);
 
-	rig_signal(&jobs.rig, SIGSTOP);
+	rig_signal(&rig, SIGSTOP);
 	usleep(700000);
 	assert_int_equal(load_now(&to, &result), KVC_MISS);
 	assert_int_equal(result.why, KV_WHY_DAEMON_STALE);
-	rig_signal(&jobs.rig, SIGCONT);
-	await_ready();
+	rig_signal(&rig, SIGCONT);
+	side_await_ready(&side);
 }
 
 /* ---- saves ----------------------------------------------------------------------------------- */
@@ -604,10 +458,9 @@ static const save_case_t save_cases[] = {
 
 JOBS_CASE(p7_a_save_that_cannot_be_is_given_up_and_counted, RIG_SILENCE)
 {
-	kvx_load_result_t result = {.struct_size = sizeof result};
-	kvx_save_result_t saved = {.struct_size = sizeof saved};
+	kvx_load_result_t result = RESULT;
+	kvx_save_result_t saved = SAVED;
 
-	await_ready();
 	knobs_reset();
 	for (uint32_t i = 0; i < KV_COUNT_OF(save_cases); i++) {
 		const save_case_t *row = &save_cases[i];
@@ -615,14 +468,14 @@ JOBS_CASE(p7_a_save_that_cannot_be_is_given_up_and_counted, RIG_SILENCE)
 
 		print_message("# %s\n", row->name);
 		prompt_compute(&from, i, 10, 10);
-		atomic_store(&knobs.grant, row->grant ? row->grant : NONE);
-		atomic_store(&knobs.put, row->put);
-		atomic_store(&knobs.put_times, row->put_times);
-		atomic_store(&knobs.put_end, row->put_end);
-		atomic_store(&knobs.put_done, row->put_done);
+		knobs.grant = row->grant ? row->grant : NONE;
+		knobs.put = row->put;
+		knobs.put_times = row->put_times;
+		knobs.put_end = row->put_end;
+		knobs.put_done = row->put_done;
 		assert_int_equal(save_now(&from, &saved), row->status);
 		assert_true(saved.copied);
-		assert_true(row->starts == 0 || atomic_load(&knobs.put_starts) == row->starts);
+		assert_true(row->starts == 0 || knobs.put_starts == row->starts);
 		assert_int_equal(stats().save_done - before.save_done, row->done);
 		assert_int_equal(stats().save_busy - before.save_busy, row->busy);
 		assert_int_equal(stats().save_lost - before.save_lost, row->lost);
@@ -631,9 +484,7 @@ JOBS_CASE(p7_a_save_that_cannot_be_is_given_up_and_counted, RIG_SILENCE)
 		if (row->status == KVC_OK) {
 			assert_int_equal(load_now(&to, &result), KVC_OK);
 			assert_int_equal(result.blocks, 10);
-		}
-		for (uint32_t b = 0; row->status == KVC_OK && b < 10; b++) {
-			assert_true(holds(40 + b, i, b));
+			assert_true(holds(&to, 10));
 		}
 	}
 }
@@ -641,20 +492,20 @@ JOBS_CASE(p7_a_save_that_cannot_be_is_given_up_and_counted, RIG_SILENCE)
 JOBS_CASE(a_save_whose_parent_is_gone_offers_the_whole_prefix, RIG_SILENCE)
 {
 	static const int32_t refusals[] = {KVC_ERR_NO_PARENT, KV_ERR_PARENT_LOST, KV_ERR_PARENT_UNREADABLE};
-	kvx_save_result_t saved = {.struct_size = sizeof saved};
+	kvx_save_result_t saved = SAVED;
 	kvx_save_t *save;
 
 	for (uint32_t r = 0; r < KV_COUNT_OF(refusals); r++) {
 		store_ten(r, NULL);
-		rig_wait_written(&jobs.rig); /* a daemon that loses its CPU while it writes them down hides a block */
+		rig_wait_written(&rig); /* a daemon that loses its CPU while it writes them down hides a block */
 		prompt_compute(&from, r, 15, 0);
-		atomic_store(&knobs.put_times, 1);
-		assert_int_equal(kvx_save_prefix(jobs.kvx, &from.prefix, &save), KVC_PENDING);
-		assert_int_equal(atomic_load(&knobs.put_from), 10);
-		atomic_store(&knobs.put, refusals[r]);
+		knobs.put_times = 1;
+		save = start_save(&from);
+		assert_int_equal(knobs.put_from, 10);
+		knobs.put = refusals[r];
 		await_save(save, &saved);
 		assert_int_equal(saved.status, KVC_OK);
-		assert_int_equal(atomic_load(&knobs.put_from), 0);
+		assert_int_equal(knobs.put_from, 0);
 		assert_int_equal(saved.blocks, 15);
 		knobs_reset();
 		assert_int_equal(save_now(&from, &saved), KVC_ALREADY);
@@ -663,55 +514,49 @@ JOBS_CASE(a_save_whose_parent_is_gone_offers_the_whole_prefix, RIG_SILENCE)
 
 JOBS_CASE(p7_a_save_ends_in_time_though_the_daemon_is_stopped, RIG_SILENCE)
 {
-	kvx_save_result_t saved = {.struct_size = sizeof saved};
-	kvx_save_t *save;
+	kvx_save_result_t saved = SAVED;
 
-	await_ready();
 	prompt_init(&from, 4, 6, 0);
 	from.prefix.deadline_ms = 200;
-	rig_signal(&jobs.rig, SIGSTOP);
+	rig_signal(&rig, SIGSTOP);
 	assert_int_equal(save_now(&from, &saved), KVC_ERR_TIMEOUT);
 	assert_true(saved.copied);
 	assert_int_equal(stats().save_timeouts, 1);
-	rig_kill(&jobs.rig);
-	while (kvx_is_ready(jobs.kvx)) {
-		(void)kvx_poll(jobs.kvx, 1);
+	rig_kill(&rig);
+	while (kvx_is_ready(side.kvx)) {
+		(void)kvx_poll(side.kvx, 1);
 	}
-	assert_int_equal(kvx_save_prefix(jobs.kvx, &from.prefix, &save), KVC_MISS);
+	assert_int_equal(save_now(&from, &saved), KVC_MISS);
 }
 
 /* What was aborted half way reads and writes no block of the engine's any longer. */
 JOBS_CASE(p1_blocks_are_the_engines_again_once_a_job_was_ended, RIG_SILENCE)
 {
-	kvx_load_result_t result = {.struct_size = sizeof result};
-	kvx_load_t *load;
-	kvx_save_t *save;
+	kvx_load_result_t result = RESULT;
 
 	store_ten(1, NULL);
 	for (uint32_t c = 100; c < 160; c++) {
-		prompt_t p;
+		pair_prompt_t p, other;
+		kvx_load_t *load;
+		kvx_save_t *save;
 
 		prompt_compute(&p, c, 15, 40);
-		assert_int_equal(kvx_save_prefix(jobs.kvx, &p.prefix, &save), KVC_PENDING);
-		assert_int_equal(start_load(&to, &load), KVC_PENDING);
+		save = start_save(&p);
+		load = start_load(&to);
 		for (uint32_t polls = c % 4u; polls > 0; polls--) {
-			(void)kvx_poll(jobs.kvx, 0);
+			(void)kvx_poll(side.kvx, 0);
 		}
 		kvx_load_end(load);
 		kvx_save_end(save);
-		for (uint32_t i = 0; i < 15; i++) {
-			fill(30 + i, 7, i);
-			fill(45 + i, 8, i);
-		}
+		prompt_compute(&p, 8, 15, 45);
+		prompt_compute(&other, 7, 15, 30);
 		for (uint32_t i = 0; i < 10; i++) {
-			(void)kvx_poll(jobs.kvx, 1);
-			assert_true(holds(30 + i, 7, i));
+			(void)kvx_poll(side.kvx, 1);
+			assert_true(holds(&other, 15));
 		}
 		prompt_init(&p, c, 15, 0);
 		(void)load_now(&p, &result);
-		for (uint32_t i = 0; i < result.blocks; i++) {
-			assert_true(holds(i, c, i));
-		}
+		assert_true(holds(&p, result.blocks));
 	}
 	assert_true(stats().save_aborted + stats().load_aborted > 0);
 }
@@ -720,34 +565,34 @@ JOBS_CASE(p1_blocks_are_the_engines_again_once_a_job_was_ended, RIG_SILENCE)
 
 JOBS_CASE(p7_a_connector_whose_self_test_reads_other_bytes_never_loads, RIG_SILENCE, .wrong = 1)
 {
-	kvx_load_result_t result = {.struct_size = sizeof result};
-	kvx_save_result_t saved = {.struct_size = sizeof saved};
+	kvx_load_result_t result = RESULT;
+	kvx_save_result_t saved = SAVED;
 
-	for (uint32_t i = 0; i < JOBS_MS / 10u && stats().self_test_failures == 0; i++) {
-		(void)kvx_poll(jobs.kvx, 10);
+	for (uint32_t i = 0; i < PAIR_MS / 10u && stats().self_test_failures == 0; i++) {
+		(void)kvx_poll(side.kvx, 10);
 	}
-	assert_false(kvx_is_ready(jobs.kvx));
+	assert_false(kvx_is_ready(side.kvx));
 	prompt_init(&from, 1, 4, 0);
 	assert_int_equal(save_now(&from, &saved), KVC_MISS);
-	atomic_store(&knobs.wrong, 0);
+	knobs.wrong = 0;
 	for (int i = 0; i < 50; i++) {
-		(void)kvx_poll(jobs.kvx, 1);
+		(void)kvx_poll(side.kvx, 1);
 	}
-	assert_false(kvx_is_ready(jobs.kvx));
+	assert_false(kvx_is_ready(side.kvx));
 	assert_int_equal(load_now(&from, &result), KVC_MISS);
 	assert_int_equal(stats().self_test_failures, 1);
 }
 
 JOBS_CASE(p7_what_fails_at_attach_is_tried_again_in_poll, RIG_SILENCE, .no_space = 1)
 {
-	assert_false(kvx_is_ready(jobs.kvx));
-	atomic_store(&knobs.no_space, 0);
-	await_ready();
+	assert_false(kvx_is_ready(side.kvx));
+	knobs.no_space = 0;
+	side_await_ready(&side);
 }
 
 JOBS_CASE(p5_jobs_are_limited_and_bad_prefixes_refused, RIG_SILENCE)
 {
-	static const uint32_t beyond[] = {30, 31, 32, BLOCKS, 34, 35, 36, 37, 38, 39};
+	static const uint32_t beyond[] = {30, 31, 32, PAIR_BLOCKS, 34, 35, 36, 37, 38, 39};
 	kvx_prefix_t bad[6];
 	kvx_load_t *load;
 	kvx_save_t *save;
@@ -759,19 +604,19 @@ JOBS_CASE(p5_jobs_are_limited_and_bad_prefixes_refused, RIG_SILENCE)
 	bad[0].blocks = beyond;
 	bad[1].blocks = NULL;
 	bad[2].tokens = NULL;
-	bad[3].n_tokens = TOKENS - 1;
+	bad[3].n_tokens = PAIR_TOKENS - 1;
 	bad[4].struct_size = 4;
 	bad[5].skip = 11; /* ignored by saves */
 	for (uint32_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		assert_int_equal(kvx_load_prefix(jobs.kvx, &bad[i], &load, NULL), KVC_MISS);
+		assert_int_equal(kvx_load_prefix(side.kvx, &bad[i], &load, NULL), KVC_MISS);
 		assert_int_equal(stats().load_refused, i + 1);
-		assert_true(i == 5 || kvx_save_prefix(jobs.kvx, &bad[i], &save) == KVC_MISS);
+		assert_true(i == 5 || kvx_save_prefix(side.kvx, &bad[i], &save) == KVC_MISS);
 	}
 	prompt_init(&to, 1, 1, 30);
 	for (uint32_t i = 0; i < KVX_JOBS; i++) {
-		assert_int_equal(start_load(&to, &load), KVC_PENDING);
+		(void)start_load(&to);
 	}
-	assert_int_equal(start_load(&to, &load), KVC_MISS);
+	assert_int_equal(kvx_load_prefix(side.kvx, &to.prefix, &load, NULL), KVC_MISS);
 	assert_int_equal(stats().load_refused, KV_COUNT_OF(bad) + 1); /* the end of the test ends them all */
 }
 
@@ -779,37 +624,36 @@ JOBS_CASE(p5_jobs_are_limited_and_bad_prefixes_refused, RIG_SILENCE)
 
 static void random_knobs(uint64_t *seed)
 {
-	atomic_store(&knobs.ready, below(seed, 4) ? NONE : below(seed, 10));
-	atomic_store(&knobs.rest, below(seed, 4) ? 0 : KVC_ERR_CORRUPT);
-	atomic_store(&knobs.lease, below(seed, 8) ? 0 : KVC_ERR_BUSY);
-	atomic_store(&knobs.revoke_on, below(seed, 4) ? NONE : below(seed, BLOCKS));
-	atomic_store(&knobs.revoked, 0);
-	atomic_store(&knobs.grant, below(seed, 2) ? NONE : 1 + below(seed, 6));
-	atomic_store(&knobs.put_done, below(seed, 6) ? 0 : KVC_ERR_REVOKED);
-	atomic_store(&knobs.put_end, below(seed, 8) ? 0 : KVC_ERR_CLOSED);
+	knobs.ready = below(seed, 4) ? NONE : below(seed, 10);
+	knobs.rest = below(seed, 4) ? 0 : KVC_ERR_CORRUPT;
+	knobs.lease = below(seed, 8) ? 0 : KVC_ERR_BUSY;
+	knobs.revoke_on = below(seed, 4) ? NONE : below(seed, PAIR_BLOCKS);
+	knobs.revoked = 0;
+	knobs.grant = below(seed, 2) ? NONE : 1 + below(seed, 6);
+	knobs.put_done = below(seed, 6) ? 0 : KVC_ERR_REVOKED;
+	knobs.put_end = below(seed, 8) ? 0 : KVC_ERR_CLOSED;
 }
 
 /* One load or save of a random conversation; aborted at times. What a load reports is there, to the last float. */
 static void random_job(uint64_t *seed)
 {
-	const uint32_t c = below(seed, 12), n = 1 + below(seed, MAX_JOB),
-		       abort_at = below(seed, 4) ? 60 : below(seed, 6);
-	const uint32_t first = below(seed, BLOCKS);
-	kvx_load_result_t result = {.struct_size = sizeof result};
+	const uint32_t c = below(seed, 12), n = 1 + below(seed, PAIR_PROMPT),
+		       abort_at = below(seed, 4) ? 60 : below(seed, 6), first = below(seed, PAIR_BLOCKS);
+	kvx_load_result_t result = RESULT;
 	kvx_load_t *load = NULL;
 	kvx_save_t *save = NULL;
-	prompt_t p;
+	pair_prompt_t p;
 
 	prompt_init(&p, c, n, first);
 	if (below(seed, 2)) {
 		prompt_compute(&p, c, n, first);
 		p.prefix.deadline_ms = 100;
-		(void)kvx_save_prefix(jobs.kvx, &p.prefix, &save);
+		(void)kvx_save_prefix(side.kvx, &p.prefix, &save);
 	} else {
 		p.prefix.deadline_ms = 20;
-		(void)kvx_load_prefix(jobs.kvx, &p.prefix, &load, &result);
+		(void)kvx_load_prefix(side.kvx, &p.prefix, &load, &result);
 	}
-	for (uint32_t i = 0; i < abort_at && kvx_poll(jobs.kvx, 1) > 0; i++) {
+	for (uint32_t i = 0; i < abort_at && kvx_poll(side.kvx, 1) > 0; i++) {
 		if (load && kvx_load_state(load, &result) != KVC_PENDING) {
 			break;
 		}
@@ -817,9 +661,7 @@ static void random_job(uint64_t *seed)
 	if (load) {
 		(void)kvx_load_state(load, &result);
 	}
-	for (uint32_t i = 0; result.status == KVC_OK && i < result.blocks; i++) {
-		assert_true(holds(p.blocks[i], c, i));
-	}
+	assert_true(result.status != KVC_OK || holds(&p, result.blocks));
 	kvx_load_end(load);
 	kvx_save_end(save);
 }
@@ -828,58 +670,49 @@ static void random_job(uint64_t *seed)
  * What a receive reports is there, to the last float. */
 static void random_handover(uint64_t *seed)
 {
-	const uint32_t c = below(seed, 12), n = 1 + below(seed, MAX_JOB / 2u),
-		       stop = below(seed, 4) ? 60 : below(seed, 6);
-	const uint32_t first = below(seed, BLOCKS), steps = 1 + below(seed, 3), by_tokens = below(seed, 3) == 0;
+	const uint32_t c = below(seed, 12), n = 1 + below(seed, PAIR_PROMPT / 2u),
+		       stop = below(seed, 4) ? 60 : below(seed, 6), first = below(seed, PAIR_BLOCKS),
+		       steps = 1 + below(seed, 3), by_tokens = below(seed, 3) == 0;
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_send_t *send = NULL;
 	kvx_recv_t *recv = NULL;
-	prompt_t p, q;
+	pair_prompt_t p, q;
 
-	prompt_init(&q, c, n, first + MAX_JOB);
+	prompt_init(&q, c, n, first + PAIR_PROMPT);
 	prompt_compute(&p, c, n, first);
 	q.prefix.deadline_ms = 50;
 	if (by_tokens) {
 		const kvx_insert_t insert = {.struct_size = sizeof insert,
 					     .tokens = p.tokens,
-					     .n_tokens = p.prefix.n_tokens,
+					     .n_tokens = p.n_tokens,
 					     .blocks = p.blocks,
 					     .deadline_ms = 100,
 					     .ttl_ms = 100};
 		const kvx_select_t select = {.struct_size = sizeof select,
 					     .tokens = q.tokens,
-					     .n_tokens = q.prefix.n_tokens,
+					     .n_tokens = q.n_tokens,
 					     .blocks = q.blocks,
 					     .n_blocks = n,
 					     .deadline_ms = 50};
 
-		(void)kvx_drop_select(jobs.kvx, &select, &recv, &result);
-		(void)kvx_insert(jobs.kvx, &insert, &send);
+		(void)kvx_drop_select(side.kvx, &select, &recv, &result);
+		(void)kvx_insert(side.kvx, &insert, &send);
 	} else {
-		(void)kvx_recv(jobs.kvx, "at random", &q.prefix, &recv, &result);
+		(void)kvx_recv(side.kvx, "at random", &q.prefix, &recv, &result);
 	}
 	for (uint32_t i = 0; i < stop; i++) {
-		const kvx_chunk_t chunk = {.struct_size = sizeof chunk,
-					   .transfer = "at random",
-					   .tokens = p.tokens,
-					   .n_tokens = p.prefix.n_tokens,
-					   .computed = p.prefix.n_tokens * (i + 1u) / steps,
-					   .blocks = p.blocks,
-					   .last = i + 1u == steps,
-					   .deadline_ms = 100,
-					   .ttl_ms = 100};
+		kvx_chunk_t chunk = pair_chunk(&p, "at random", p.n_tokens * (i + 1u) / steps, i + 1u == steps);
 
+		chunk.deadline_ms = chunk.ttl_ms = 100;
 		if (!by_tokens && i < steps) {
-			(void)kvx_send(jobs.kvx, &chunk, &send);
+			(void)kvx_send(side.kvx, &chunk, &send);
 		}
-		(void)kvx_poll(jobs.kvx, 1);
+		(void)kvx_poll(side.kvx, 1);
 		if (recv && kvx_recv_state(recv, &result) != KVC_PENDING) {
 			break;
 		}
 	}
-	for (uint32_t i = 0; result.status == KVC_OK && i < result.blocks; i++) {
-		assert_true(holds(q.blocks[i], c, i));
-	}
+	assert_true(result.status != KVC_OK || holds(&q, result.blocks));
 	kvx_recv_end(recv);
 	kvx_send_end(send);
 }
@@ -888,32 +721,22 @@ static void random_handover(uint64_t *seed)
 JOBS_CASE(p7_a_hand_over_is_looked_up_until_the_daemon_has_run, RIG_SILENCE)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
+	kvx_send_result_t sent = {.struct_size = sizeof sent};
 	kvx_send_t *send = NULL;
 	kvx_recv_t *recv = NULL;
+	kvx_chunk_t chunk;
 
 	prompt_compute(&from, 7, 10, 0);
 	prompt_init(&to, 7, 10, 30);
-	const kvx_chunk_t chunk = {.struct_size = sizeof chunk,
-				   .transfer = "busy",
-				   .tokens = from.tokens,
-				   .n_tokens = from.prefix.n_tokens,
-				   .computed = from.prefix.n_tokens,
-				   .blocks = from.blocks,
-				   .last = 1};
-	assert_int_equal(kvx_send(jobs.kvx, &chunk, &send), KVC_PENDING);
-	for (uint32_t i = 0; i < JOBS_MS && kvx_send_state(send, NULL) == KVC_PENDING; i++) {
-		(void)kvx_poll(jobs.kvx, 1);
-	}
-	assert_int_equal(kvx_send_state(send, NULL), KVC_OK);
-	atomic_store(&knobs.contended, 300); /* one lookup waits for a third of them */
-	assert_int_equal(kvx_recv(jobs.kvx, "busy", &to.prefix, &recv, &result), KVC_PENDING);
-	for (uint32_t i = 0; i < JOBS_MS && kvx_recv_state(recv, &result) == KVC_PENDING; i++) {
-		(void)kvx_poll(jobs.kvx, 1);
-	}
+	chunk = pair_chunk(&from, "busy", from.n_tokens, 1);
+	assert_int_equal(kvx_send(side.kvx, &chunk, &send), KVC_PENDING);
+	pair_await_send(&side, NULL, send, &sent);
+	assert_int_equal(sent.status, KVC_OK);
+	knobs.contended = 300; /* one lookup waits for a third of them */
+	assert_int_equal(kvx_recv(side.kvx, "busy", &to.prefix, &recv, &result), KVC_PENDING);
+	pair_await_recv(&side, NULL, recv, &result);
 	assert_int_equal(result.cause, KVC_OK);
-	for (uint32_t i = 0; i < 10; i++) {
-		assert_true(holds(to.blocks[i], 7, i));
-	}
+	assert_true(holds(&to, 10));
 	kvx_recv_end(recv);
 	kvx_send_end(send);
 }
@@ -923,7 +746,6 @@ JOBS_CASE(p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks, RIG_SILENC
 	uint64_t seed = 101;
 	kvx_stats_t s;
 
-	await_ready();
 	for (int round = 0; round < 600; round++) {
 		random_knobs(&seed);
 		if (below(&seed, 3)) {

@@ -175,7 +175,7 @@ KV_TEST(p8_another_model_finds_nothing_and_disturbs_nothing)
 	kvx_recv_t *recv;
 	side_t other;
 
-	side_open_model(&other, rig.socket, KVX_CONSUMER, "another model");
+	side_open(&other, rig.socket, (side_options_t){.roles = KVX_CONSUMER, .model = "another model"});
 	pair_prompt_init(&to, 7, 10, 30); /* no whole block */
 	select = select_of(to.tokens, 10);
 	select.deadline_ms = 300;
@@ -230,7 +230,9 @@ KV_TEST(p1_a_consumer_with_less_room_gets_the_beginning)
 static void open_small_buffer(void)
 {
 	side_close(&producer);
-	side_open_buffer(&producer, rig.socket, KVX_PRODUCER, 2u * 4u * PAIR_LAYERS * PAIR_PAYLOAD + 2000u);
+	side_open(
+		&producer, rig.socket,
+		(side_options_t){.roles = KVX_PRODUCER, .buffer_bytes = 2u * 4u * PAIR_LAYERS * PAIR_PAYLOAD + 2000u});
 }
 
 KV_TEST(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked)
