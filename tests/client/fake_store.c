@@ -57,8 +57,7 @@ static fake_claim_t *claim_new(fake_t *fake, uint32_t session, uint32_t kind, ui
 
 static fake_claim_t *claim_find(fake_t *fake, uint64_t id)
 {
-	FAKE_EACH_CLAIM(fake, claim, 0)
-	{
+	FAKE_EACH_CLAIM(fake, claim, 0) {
 		if (claim->id == id) {
 			return claim;
 		}
@@ -350,8 +349,7 @@ kv_status_t fake_explain(fake_t *fake, const kv_msg_explain_t *ask, kv_msg_expla
 void fake_ready(fake_t *fake, uint32_t ready, kv_status_t done)
 {
 	pthread_mutex_lock(&fake->lock);
-	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_READ)
-	{
+	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_READ) {
 		kv_msg_lease_done_t msg = {.lease = claim->id, .ready = ready, .status = done};
 
 		atomic_store(&fake_claim_header(fake, claim)->ready, ready);
@@ -365,8 +363,7 @@ void fake_ready(fake_t *fake, uint32_t ready, kv_status_t done)
 void fake_cut(fake_t *fake, uint32_t n)
 {
 	pthread_mutex_lock(&fake->lock);
-	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_READ)
-	{
+	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_READ) {
 		atomic_store(&fake_claim_header(fake, claim)->n, n);
 	}
 	pthread_mutex_unlock(&fake->lock);
@@ -375,8 +372,7 @@ void fake_cut(fake_t *fake, uint32_t n)
 void fake_revoke_all(fake_t *fake)
 {
 	pthread_mutex_lock(&fake->lock);
-	FAKE_EACH_CLAIM(fake, claim, 0)
-	{
+	FAKE_EACH_CLAIM(fake, claim, 0) {
 		claim_end(fake, claim);
 	}
 	pthread_mutex_unlock(&fake->lock);
@@ -385,8 +381,7 @@ void fake_revoke_all(fake_t *fake)
 void fake_finish_puts(fake_t *fake, kv_status_t status)
 {
 	pthread_mutex_lock(&fake->lock);
-	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_PUT)
-	{
+	FAKE_EACH_CLAIM(fake, claim, KV_LEASE_PUT) {
 		put_finish(fake, claim, status);
 	}
 	pthread_mutex_unlock(&fake->lock);
@@ -410,8 +405,7 @@ uint32_t fake_open_leases(fake_t *fake)
 	uint32_t n = 0;
 
 	pthread_mutex_lock(&fake->lock);
-	FAKE_EACH_CLAIM(fake, claim, 0)
-	{
+	FAKE_EACH_CLAIM(fake, claim, 0) {
 		n++;
 	}
 	pthread_mutex_unlock(&fake->lock);

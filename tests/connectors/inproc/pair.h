@@ -13,7 +13,7 @@
 #define PAIR_PROMPT      20u   /* most blocks of a prompt */
 #define PAIR_MS          20000u
 
-/* How a cache lies: of a block in a layer so many bytes, and from one block to the next. */
+/* How a cache lies. Bytes of a block in a layer, and from one block to the next: payload and stride. */
 typedef struct side_shape {
 	kvk_paged_kind_t kind;
 	kvk_inner_t inner;

@@ -249,10 +249,7 @@ WR_CASE(p1_a_request_is_named_when_all_its_pieces_have_ended, wr_one)
 
 	wr_run_loads(wr);
 	wr_end(wr);
-	for (const uint64_t until = wr_now_ms() + WR_PATIENCE; len == 0 && wr_now_ms() < until;) {
-		usleep(200);
-		len = kvx_worker_take_finished(worker, id, sizeof id, &failed);
-	}
+	KV_AWAIT((len = kvx_worker_take_finished(worker, id, sizeof id, &failed)) > 0);
 	assert_int_equal(len, strlen("in pieces"));
 	assert_memory_equal(id, "in pieces", len);
 	assert_true(failed);

@@ -88,13 +88,9 @@ static uint32_t bound_threads(const cpu_set_t *expected)
 static void open_and_check(const cpu_set_t *expected)
 {
 	wr_t wr = wr_alone;
-	uint32_t waited = 0;
 
 	wr_open(&wr);
-	while (bound_threads(expected) != WORKER_THREADS - 1 && ++waited < WR_PATIENCE) {
-		usleep(1000); /* threads name themselves and move */
-	}
-	assert_int_equal(bound_threads(expected), WORKER_THREADS - 1);
+	KV_AWAIT(bound_threads(expected) == WORKER_THREADS - 1); /* threads name themselves and move */
 	wr_close(&wr);
 }
 

@@ -364,9 +364,7 @@ DEVICE_CASE(p7_a_save_may_begin_at_any_time, stored)
 
 	atomic_store(&holding, 0);
 	atomic_store(&held, wr->rank[0].worker->kvc);
-	while (!atomic_load(&holding)) {
-		usleep(100);
-	}
+	KV_AWAIT(atomic_load(&holding));
 	put = submit_first_half(wr);
 	usleep(1000); /* the clock has moved */
 	atomic_store(&held, NULL);
@@ -515,9 +513,7 @@ DEVICE_CASE(p5_a_save_waits_for_its_own_step_only, stored)
 	wr_device_sync(); /* its step has ended */
 	wr_device_stall(0, 1);
 	urgent = submit_half(wr, 0, wr_eight, KVX_MSG_URGENT);
-	while (atomic_load(&worker->gpu->in_flight) == 0) {
-		usleep(100);
-	}
+	KV_AWAIT(atomic_load(&worker->gpu->in_flight) > 0);
 	atomic_fetch_sub(in_flight, most);
 	assert_int_equal(wr_put_wait(older), KVC_OK);
 	assert_int_equal(kvc_put_wait(urgent, 0, 0), KVC_ERR_TIMEOUT);

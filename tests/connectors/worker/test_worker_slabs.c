@@ -144,7 +144,6 @@ WR_CASE(p10_only_blocks_in_refused_memory_are_not_there, wr_one)
 {
 	const uint32_t from[2] = {0, STORED - BEHIND};
 	uint32_t failed = 0;
-	uint64_t until;
 	wr_end_t end;
 
 	assert_int_equal(save_behind(wr), KVC_OK);
@@ -164,10 +163,7 @@ WR_CASE(p10_only_blocks_in_refused_memory_are_not_there, wr_one)
 	assert_int_equal(kvx_worker_self_test_status(wr->rank[0].worker), KVC_OK);
 
 	refuse(0, KV_OK, 0);
-	until = wr_now_ms() + WR_PATIENCE;
-	while (wr_stats(wr, 0).registered_bytes < 7u << 20 && wr_now_ms() < until) {
-		usleep(1000); /* both; nobody asks for it, the worker has time */
-	}
+	KV_AWAIT(wr_stats(wr, 0).registered_bytes >= 7u << 20); /* both; nobody asks for it, the worker has time */
 	for (uint32_t i = 0; i < 2; i++) {
 		load_eight(wr, from[i], &end);
 		assert_int_equal(end.loaded.status, KVC_OK);

@@ -86,8 +86,8 @@ static void add_fences(world_t *w)
 		}
 	}
 	if (u_one_in(w, 10)) { /* of all blocks */
-		for (uint32_t i = 0; i < PUTS; i++) {
-			w->puts[i].excused = 1;
+		U_EACH_PUT(w, put) {
+			put->excused = 1;
 		}
 		n = 0;
 	} else if (n == 0) {
@@ -118,10 +118,10 @@ static void write_message(world_t *w, int idle)
 	w->tainted[w->wr.step % HISTORY] = 0;
 	choose_step(w, idle);
 	u_add_complete_saves(w);
-	for (uint32_t i = 0; i < LOADS; i++) {
-		if (w->loads[i].number && w->loads[i].drop) {
-			wr_add_drop(&w->wr, w->loads[i].number);
-			w->loads[i].drop = 0;
+	U_EACH_LOAD(w, load) {
+		if (load->drop) {
+			wr_add_drop(&w->wr, load->number);
+			load->drop = 0;
 		}
 	}
 	for (uint32_t n = idle ? 0 : u_roll(w, w->now.held ? 3 : 4); n > 0; n--) { /* as many as need not wait */
@@ -160,9 +160,8 @@ static void set_fates(world_t *w)
 	/* the host waits instead */
 	const int sync_refused = refused && !(w->now.event == ORDERS_REFUSED && w->now.moment >= SENT);
 
-	for (uint32_t i = 0; i < LOADS; i++) {
-		u_load_t *load = &w->loads[i];
-		const int new = load->number && load->step == w->wr.step;
+	U_EACH_LOAD(w, load) {
+		const int new = load->step == w->wr.step;
 
 		load->excused |= (u_is_sync(load, w->wr.step) ? sync_refused : refused) ||
 				 (new && (w->now.alloc || w->wr.step < w->fresh_until));
@@ -178,8 +177,8 @@ static void set_fates(world_t *w)
 			u_doom(load, KVC_PENDING);
 		}
 	}
-	for (uint32_t i = 0; i < PUTS; i++) {
-		w->puts[i].excused |= refused;
+	U_EACH_PUT(w, put) {
+		put->excused |= refused;
 	}
 	w->holes += w->now.alloc ? SPACES : 0u; /* which may be a SPACE record there was no memory for */
 	if (refused || w->now.alloc || w->now.no_run) {
@@ -192,10 +191,8 @@ static void set_fates(world_t *w)
 /* The scheduler ends with the engine. */
 static void give_up_puts(world_t *w)
 {
-	for (uint32_t i = 0; i < PUTS; i++) {
-		u_put_t *put = &w->puts[i];
-
-		for (uint32_t b = 0; put->put && b < put->n; b++) {
+	U_EACH_PUT(w, put) {
+		for (uint32_t b = 0; b < put->n; b++) {
 			w->space[put->space].state[put->keys[b]] = 0;
 			w->busy[put->ids[b]] = 0;
 		}
@@ -218,24 +215,18 @@ static void reopen(world_t *w)
 	wr_device_hold(0);
 	wr_device_trace("closed in step, moment", w->wr.step, w->now.moment);
 	close_workers(w);
-	for (uint32_t i = 0; i < LOADS; i++) {
-		u_load_t *load = &w->loads[i];
-
-		if (load->number) {
-			u_fill_load(w, load);
-		}
+	U_EACH_LOAD(w, load) {
+		u_fill_load(w, load);
 	}
 	wr_device_sync(); /* and all comparisons are over */
 	for (uint32_t r = 0; r < w->wr.rank_count; r++) {
 		wr_open_rank(&w->wr, r, 1);
 	}
-	for (uint32_t i = 0; i < LOADS; i++) {
-		u_load_t *load = &w->loads[i];
-
-		for (uint32_t b = 0; load->number && b < load->n; b++) {
+	U_EACH_LOAD(w, load) {
+		for (uint32_t b = 0; b < load->n; b++) {
 			w->busy[load->block[b].id] = 0;
 		}
-		kvc_release(load->lease, load->number ? 2 : 0);
+		kvc_release(load->lease, 2);
 		load->number = 0;
 	}
 	give_up_puts(w);
@@ -295,13 +286,11 @@ static void abandon(world_t *w)
 		wr_add_fence(&w->wr, wr_other, 8);
 		wr_begin(&w->wr);
 	}
-	for (uint32_t i = 0; i < PUTS; i++) {
-		w->puts[i].excused |= kind != 0;
-		w->puts[i].doomed |= w->puts[i].put && w->puts[i].step == step && !w->puts[i].later;
+	U_EACH_PUT(w, put) {
+		put->excused |= kind != 0;
+		put->doomed |= put->step == step && !put->later;
 	}
-	for (uint32_t i = 0; i < LOADS; i++) {
-		u_load_t *load = &w->loads[i];
-
+	U_EACH_LOAD(w, load) {
 		if (u_is_sync(load, step)) {
 			u_doom(load, KVC_PENDING);
 			load->lost = 1;
@@ -386,30 +375,16 @@ static void compute_layers(world_t *w, uint32_t r, uint32_t first, int skip)
 
 	for (uint32_t i = 0; i < layers - (skip ? 1u : 0u); i++) {
 		kvx_worker_await_layer(w->wr.rank[r].worker, (first + i) % layers);
-		for (uint32_t n = 0; n < LOADS; n++) {
-			if (u_is_sync(&w->loads[n], w->wr.step)) {
-				u_compare_load(w, &w->loads[n], r, (first + i) % layers, 1);
-			}
-		}
+		u_compare_sync_loads(w, r, (first + i) % layers, 1);
 	}
 }
 
-static void excuse_layered_loads(world_t *w)
+/* Loads whose layers the engine has not all awaited: they fail, or may fail. */
+static void skip_layers(world_t *w, int may_be_fine)
 {
 	w->layer_skipped = 1;
-	for (uint32_t n = 0; n < LOADS; n++) {
-		w->loads[n].excused |= u_is_sync(&w->loads[n], w->wr.step);
-	}
-}
-
-/* Loads whose layers the engine has not all awaited; on a rank where they came whole they may be fine. */
-static void doom_skipped_loads(world_t *w, int on_all_ranks)
-{
-	w->layer_skipped = 1;
-	for (uint32_t n = 0; n < LOADS; n++) {
-		u_load_t *load = &w->loads[n];
-
-		if (u_is_sync(load, w->wr.step) && !on_all_ranks) {
+	U_EACH_LOAD(w, load) {
+		if (u_is_sync(load, w->wr.step) && may_be_fine) {
 			load->excused = 1;
 		} else if (u_is_sync(load, w->wr.step) && !load->doomed) {
 			u_doom(load, KVC_PENDING);
@@ -452,17 +427,14 @@ static int run_loads(world_t *w)
 	for (uint32_t r = 0; r < w->wr.rank_count; r++) {
 		if (layered[r]) {
 			compute_layers(w, r, first, skip);
-		}
-		for (uint32_t i = 0; i < LOADS && !layered[r] && !w->now.no_run; i++) {
-			if (u_is_sync(&w->loads[i], w->wr.step)) {
-				u_compare_load(w, &w->loads[i], r, 0, WR_LAYERS);
-			}
+		} else if (!w->now.no_run) {
+			u_compare_sync_loads(w, r, 0, WR_LAYERS);
 		}
 	}
 	if (all > 0 && w->now.event == ORDERS_REFUSED && w->now.moment == SENT) {
-		excuse_layered_loads(w); /* the host waits instead: for layers that were not named, too late or not */
+		skip_layers(w, 1); /* the host waits instead: for layers that were not named, too late or not */
 	} else if (all > 0 && skip) {
-		doom_skipped_loads(w, all == w->wr.rank_count);
+		skip_layers(w, all < w->wr.rank_count); /* on a rank where they came whole */
 	}
 
 	return 0;
@@ -473,20 +445,18 @@ static void revoke_under_copy(world_t *w)
 {
 	const int may = w->now.held && wr_device_runs_behind() && w->now.event != DAEMON_KILLED;
 
-	for (uint32_t i = 0; i < LOADS && may; i++) {
-		u_load_t *load = &w->loads[i];
-
-		if (load->number && load->step == w->wr.step && load->lease[0] && !load->doomed && !load->silent &&
+	U_EACH_LOAD(w, load) {
+		if (may && load->step == w->wr.step && load->lease[0] && !load->doomed && !load->silent &&
 		    u_one_in(w, 6)) {
 			u_revoke(w, load);
 		}
 	}
 }
 
-static int late_loads_open(const world_t *w)
+static int late_loads_open(world_t *w)
 {
-	for (uint32_t i = 0; i < LOADS && w->now.late; i++) {
-		if (w->loads[i].number && w->loads[i].step == w->wr.step && w->loads[i].flags & KVX_MSG_ASYNC) {
+	U_EACH_LOAD(w, load) {
+		if (w->now.late && load->step == w->wr.step && load->flags & KVX_MSG_ASYNC) {
 			return 1;
 		}
 	}
@@ -501,8 +471,8 @@ static void reuse_while_held(world_t *w)
 	const int refused = u_one_in(w, 3);
 	int sync = 0;
 
-	for (uint32_t i = 0; i < LOADS; i++) {
-		sync |= u_is_sync(&w->loads[i], w->wr.step);
+	U_EACH_LOAD(w, load) {
+		sync |= u_is_sync(load, w->wr.step);
 	}
 	if (!w->now.held || sync || !put->put || put->later || w->now.late || w->now.event == DAEMON_KILLED) {
 		return;
@@ -529,8 +499,6 @@ static void reuse_while_held(world_t *w)
 
 static void end_step(world_t *w)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-
 	w->not_run = w->now.no_run;
 	w->ended = !w->now.no_end || (w->now.prefetched && w->now.no_run && u_one_in(w, 2));
 	if (w->ended) {
@@ -539,11 +507,7 @@ static void end_step(world_t *w)
 	reuse_while_held(w);
 	wr_device_hold(0);
 	u_collect(w);
-	while (late_loads_open(w)) {
-		assert_true(wr_now_ms() < until);
-		usleep(1000);
-		u_collect(w);
-	}
+	KV_AWAIT(!late_loads_open(w) || (u_collect(w), 0));
 	for (uint32_t i = 1; i < SPACES && w->now.alloc; i++) {
 		w->space[i].told = 0; /* perhaps it was not heard */
 	}
@@ -577,26 +541,28 @@ static void run_step(world_t *w, int idle)
 
 /* ---- a universe ------------------------------------------------------------------------------ */
 
+/* How much is open after another step. */
+static uint64_t idle_step(world_t *w)
+{
+	uint64_t open = 0;
+
+	run_step(w, 1);
+	U_EACH_LOAD(w, load) {
+		open++;
+	}
+	U_EACH_PUT(w, put) {
+		open++;
+	}
+	for (uint32_t r = 0; r < w->wr.rank_count; r++) {
+		open += wr_stats(&w->wr, r).saves_open;
+	}
+
+	return open;
+}
+
 static void drain(world_t *w)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	uint32_t open;
-
-	do {
-		run_step(w, 1);
-		open = 0;
-		for (uint32_t i = 0; i < LOADS; i++) {
-			open += w->loads[i].number != 0;
-		}
-		for (uint32_t i = 0; i < PUTS; i++) {
-			open += w->puts[i].put != NULL;
-		}
-		for (uint32_t r = 0; r < w->wr.rank_count; r++) {
-			open += wr_stats(&w->wr, r).saves_open ? 1u : 0u;
-		}
-		usleep(open ? 1000 : 0);
-		assert_true(wr_now_ms() < until);
-	} while (open > 0);
+	KV_AWAIT(idle_step(w) == 0);
 }
 
 /* Another daemon comes. */

@@ -83,9 +83,7 @@ WR_CASE(saves_use_the_copy_engine_until_the_device_has_computed_the_prompt, wr_l
 	wr_add_save(wr, put, KVX_MSG_COMPLETE, wr_eight, SAVED);
 	wr_begin(wr);
 	wr_end(wr);
-	while (atomic_load(&wr->rank[0].worker->gpu->in_flight) == 0) {
-		usleep(100);
-	}
+	KV_AWAIT(atomic_load(&wr->rank[0].worker->gpu->in_flight) > 0);
 	wr_device_stall(0, 0);
 	assert_int_equal(wr_put_wait(put), KVC_OK);
 	wr_drain(wr);
@@ -123,15 +121,11 @@ WR_CASE(p7_an_asynchronous_load_leaves_the_copy_engine_alone, wr_layered)
 /* Has the asynchronous load failed? */
 static int wait_named(wr_t *wr)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	int failed = 0;
 	char id[16];
 
 	(void)wr_count_failed(wr);
-	while (kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, &failed) == 0) {
-		assert_true(wr_now_ms() < until);
-		usleep(500);
-	}
+	KV_AWAIT(kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, &failed) > 0);
 
 	return failed;
 }
@@ -167,7 +161,7 @@ WR_CASE(p7_asynchronous_loads_yield_to_synchronous_ones, wr_layered)
 
 	for (size_t round = 0; round < KV_COUNT_OF(givings); round++) {
 		const int waits = givings[round].begun && !givings[round].soon;
-		const uint64_t before = asked(), until = wr_now_ms() + WR_PATIENCE;
+		const uint64_t before = asked();
 		kvc_lease_t *lease = wr_lease(wr, 0, SAVED);
 		int failed;
 
@@ -177,10 +171,7 @@ WR_CASE(p7_asynchronous_loads_yield_to_synchronous_ones, wr_layered)
 			usleep(50000);
 			assert_int_equal(asked() - before, of_step);
 		}
-		while (!waits && asked() - before == of_step) {
-			assert_true(wr_now_ms() < until);
-			usleep(500);
-		}
+		KV_AWAIT(waits || asked() - before != of_step);
 		wr_begin(wr);
 		kvx_worker_start_async_loads(wr->rank[0].worker);
 		kvx_worker_run_sync_loads(wr->rank[0].worker);

@@ -33,10 +33,10 @@ int u_excuse_saves_of(world_t *w, uint32_t id)
 {
 	int found = 0;
 
-	for (uint32_t p = 0; p < PUTS; p++) {
-		for (uint32_t i = 0; w->puts[p].put && i < w->puts[p].n; i++) {
-			w->puts[p].excused |= w->puts[p].ids[i] == id;
-			found |= w->puts[p].ids[i] == id;
+	U_EACH_PUT(w, put) {
+		for (uint32_t i = 0; i < put->n; i++) {
+			put->excused |= put->ids[i] == id;
+			found |= put->ids[i] == id;
 		}
 	}
 
@@ -139,13 +139,13 @@ void u_make_keys(world_t *w, uint32_t number)
 
 void u_reset_space(world_t *w, uint32_t number)
 {
-	for (uint32_t i = 0; i < LOADS; i++) {
-		if (w->loads[i].number && w->loads[i].space == number) {
+	U_EACH_LOAD(w, load) {
+		if (load->space == number) {
 			return;
 		}
 	}
-	for (uint32_t i = 0; i < PUTS; i++) {
-		if (w->puts[i].put && w->puts[i].space == number) {
+	U_EACH_PUT(w, put) {
+		if (put->space == number) {
 			return;
 		}
 	}
@@ -258,11 +258,11 @@ static void damage(world_t *w, u_load_t *load, const kvc_lease_t *lease, uint32_
 		return;
 	}
 	((uint8_t *)(uintptr_t)data)[layer * WR_PAGE + u_roll(w, WR_PAGE)] ^= 1;
-	for (uint32_t o = 0; o < LOADS; o++) { /* the daemon ends the leases of a bad block */
-		w->loads[o].excused |= &w->loads[o] != load && w->loads[o].space == load->space;
+	U_EACH_LOAD(w, other) { /* the daemon ends the leases of a bad block */
+		other->excused |= other != load && other->space == load->space;
 	}
-	for (uint32_t p = 0; p < PUTS; p++) {
-		w->puts[p].excused |= w->puts[p].space == load->space;
+	U_EACH_PUT(w, put) {
+		put->excused |= put->space == load->space;
 	}
 	w->space[load->space].damaged = 1;
 	block->fails |= 1u << r;
@@ -390,7 +390,7 @@ int u_is_sync(const u_load_t *load, uint32_t step)
 	return load->number && !(load->flags & KVX_MSG_ASYNC) && load->step == step;
 }
 
-void u_compare_load(world_t *w, u_load_t *load, uint32_t r, uint32_t layer, uint32_t layers)
+static void compare_load(world_t *w, u_load_t *load, uint32_t r, uint32_t layer, uint32_t layers)
 {
 	const wr_rank_t *rank = &w->wr.rank[r];
 
@@ -402,6 +402,15 @@ void u_compare_load(world_t *w, u_load_t *load, uint32_t r, uint32_t layer, uint
 		if (layer < end) {
 			wr_compare(rank, (wr_content_t){b->id, w->space[load->space].tag[b->key], 0, layer, end},
 				   &b->wrong[r]);
+		}
+	}
+}
+
+void u_compare_sync_loads(world_t *w, uint32_t r, uint32_t layer, uint32_t layers)
+{
+	U_EACH_LOAD(w, load) {
+		if (u_is_sync(load, w->wr.step)) {
+			compare_load(w, load, r, layer, layers);
 		}
 	}
 }
@@ -422,13 +431,8 @@ static void expect(const u_load_t *load, uint32_t r, int is, const char *what)
 /* The daemon, which soon knows of each. */
 static void await_report_of_corrupt_block(world_t *w)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-
 	w->corrupt++;
-	while (rig_counter(&w->wr.rig, "kvd_bad_blocks_total") < w->corrupt) {
-		assert_true(wr_now_ms() < until);
-		usleep(10000);
-	}
+	KV_AWAIT(rig_counter(&w->wr.rig, "kvd_bad_blocks_total") >= w->corrupt);
 }
 
 static void check_ended(const world_t *w, const u_load_t *load, uint32_t r)
@@ -473,7 +477,7 @@ static void end_load(world_t *w, u_load_t *load)
 		load->excused |= load->lease[i] && kvc_lease_state(load->lease[i]) != KVC_OK;
 	}
 	for (uint32_t r = 0; r < w->wr.rank_count && load->flags & KVX_MSG_ASYNC; r++) {
-		u_compare_load(w, load, r, 0, WR_LAYERS);
+		compare_load(w, load, r, 0, WR_LAYERS);
 	}
 	wr_device_sync();
 	for (uint32_t r = 0; r < w->wr.rank_count; r++) {
@@ -514,19 +518,19 @@ void u_fill_load(world_t *w, const u_load_t *load)
 
 void u_excuse_all(world_t *w)
 {
-	for (uint32_t i = 0; i < LOADS; i++) {
-		w->loads[i].excused = 1;
+	U_EACH_LOAD(w, load) {
+		load->excused = 1;
 	}
-	for (uint32_t i = 0; i < PUTS; i++) {
-		w->puts[i].excused = 1;
+	U_EACH_PUT(w, put) {
+		put->excused = 1;
 	}
 }
 
 static u_load_t *find_load(world_t *w, uint64_t number)
 {
-	for (uint32_t i = 0; i < LOADS; i++) {
-		if (number > 0 && w->loads[i].number == number) {
-			return &w->loads[i];
+	U_EACH_LOAD(w, load) {
+		if (load->number == number) {
+			return load;
 		}
 	}
 	fail_msg("load %u is not open", (unsigned)number);
@@ -558,14 +562,13 @@ static void take_failed(world_t *w, uint32_t r)
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t found = 0;
 
-		for (uint32_t b = 0; b < LOADS * 2 * MOST; b++) {
-			u_load_t *load = &w->loads[b / (2 * MOST)];
-			u_block_t *block = &load->block[b % (2 * MOST)];
-
-			if (load->number && b % (2 * MOST) < load->n && block->id == ids[i]) {
-				assert_false(block->named >> r & 1u);
-				block->named |= 1u << r;
-				found++;
+		U_EACH_LOAD(w, load) {
+			for (u_block_t *block = load->block; block < load->block + load->n; block++) {
+				if (block->id == ids[i]) {
+					assert_false(block->named >> r & 1u);
+					block->named |= 1u << r;
+					found++;
+				}
 			}
 		}
 		assert_int_equal(found, 1);
@@ -592,8 +595,8 @@ void u_take_report(world_t *w, uint32_t r)
 		} else if (record->type == KVX_RECORD_DROPPED) {
 			const uint64_t id = ((const kvx_report_dropped_t *)(const void *)record)->put;
 
-			for (uint32_t p = 0; p < PUTS; p++) {
-				w->puts[p].dropped |= w->puts[p].put && w->puts[p].id == id;
+			U_EACH_PUT(w, put) {
+				put->dropped |= put->id == id;
 			}
 		} else {
 			assert_int_equal(record->type, KVX_RECORD_STEP);
@@ -629,11 +632,8 @@ void u_collect(world_t *w)
 	w->heard = 1;
 	w->seen.refused += wr_device_fail(0) ? 1u : 0u;
 	wr_device_refuse_orders(0);
-	for (uint32_t i = 0; i < LOADS; i++) {
-		u_load_t *load = &w->loads[i];
-
-		if (load->number && load->reported == all &&
-		    (load->finished == all || !(load->flags & KVX_MSG_ASYNC))) {
+	U_EACH_LOAD(w, load) {
+		if (load->reported == all && (load->finished == all || !(load->flags & KVX_MSG_ASYNC))) {
 			end_load(w, load);
 		}
 	}
@@ -655,8 +655,8 @@ static uint32_t choose_keys(world_t *w, const u_put_t *put, uint32_t *keys)
 			keys[n++] = k;
 		}
 	}
-	for (uint32_t i = 0; i < PUTS && !put->group; i++) {
-		if (w->puts[i].put && w->puts[i].space == put->space && !w->puts[i].group) {
+	U_EACH_PUT(w, other) {
+		if (!put->group && other->space == put->space && !other->group) {
 			return 0;
 		}
 	}
@@ -780,10 +780,8 @@ void u_add_save(world_t *w)
 
 void u_add_complete_saves(world_t *w)
 {
-	for (uint32_t i = 0; i < PUTS; i++) {
-		u_put_t *put = &w->puts[i];
-
-		if (put->put && put->later) {
+	U_EACH_PUT(w, put) {
+		if (put->later) {
 			announce(w, put);
 			for (uint32_t b = 0; b < put->n; b++) {
 				w->busy[put->ids[b]] = 0;
@@ -793,11 +791,11 @@ void u_add_complete_saves(world_t *w)
 }
 
 /* Synchronous loads of its step, or of the one before, are open or have failed. */
-static uint32_t taint_of(const world_t *w, const u_put_t *put, int *p_open)
+static uint32_t taint_of(world_t *w, const u_put_t *put, int *p_open)
 {
 	*p_open = 0;
-	for (uint32_t i = 0; i < LOADS; i++) {
-		*p_open |= u_is_sync(&w->loads[i], put->step) || u_is_sync(&w->loads[i], put->step - 1);
+	U_EACH_LOAD(w, load) {
+		*p_open |= u_is_sync(load, put->step) || u_is_sync(load, put->step - 1);
 	}
 
 	return w->tainted[put->step % HISTORY] | w->tainted[(put->step - 1) % HISTORY];
@@ -806,13 +804,12 @@ static uint32_t taint_of(const world_t *w, const u_put_t *put, int *p_open)
 void u_check_puts(world_t *w)
 {
 	(void)kvc_poll(w->wr.kvc, 0);
-	for (uint32_t i = 0; i < PUTS; i++) {
+	U_EACH_PUT(w, put) {
 		kvc_put_result_t result = {.struct_size = sizeof result};
-		u_put_t *put = &w->puts[i];
 		uint32_t taint;
 		int open;
 
-		if (!put->put || put->later) {
+		if (put->later) {
 			continue;
 		}
 		kvc_put_get_result(put->put, &result);

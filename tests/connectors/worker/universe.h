@@ -112,6 +112,14 @@ typedef struct world {
 	} seen;
 } world_t;
 
+/* Each load, each put that is open. */
+#define U_EACH_LOAD(w, load)                                                                                           \
+	for (u_load_t *load = (w)->loads; load < (w)->loads + LOADS; load++)                                           \
+		if (load->number)
+#define U_EACH_PUT(w, put_)                                                                                            \
+	for (u_put_t *put_ = (w)->puts; put_ < (w)->puts + PUTS; put_++)                                               \
+		if (put_->put)
+
 uint32_t u_roll(world_t *w, uint32_t n);
 int u_one_in(world_t *w, uint32_t n); /* 0: never */
 
@@ -131,13 +139,13 @@ void u_add_load(world_t *w);
 void u_add_save(world_t *w);
 void u_add_complete_saves(world_t *w); /* of what the step before has computed */
 
-/* A synchronous load of that step, still open? */
+/* A synchronous load of that step? */
 int u_is_sync(const u_load_t *load, uint32_t step);
 /* All of it fails; why, if there is one reason only. */
 void u_doom(u_load_t *load, kvc_status_t why);
 void u_revoke(world_t *w, u_load_t *load);
-/* The engine reads what a load has brought: some layers of it. */
-void u_compare_load(world_t *w, u_load_t *load, uint32_t r, uint32_t layer, uint32_t layers);
+/* The engine reads what the step's loads have brought: some layers of it. */
+void u_compare_sync_loads(world_t *w, uint32_t r, uint32_t layer, uint32_t layers);
 
 /* The engine has lost the blocks of a load: it writes them. */
 void u_fill_load(world_t *w, const u_load_t *load);

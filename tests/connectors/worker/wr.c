@@ -152,27 +152,20 @@ kvx_worker_config_t wr_config(const wr_t *wr, uint32_t r, kvx_worker_group_t *gr
 
 kvc_status_t wr_await_self_test(const wr_t *wr)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-
-	while (kvx_worker_self_test_status(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
-		usleep(1000);
-	}
+	KV_AWAIT(kvx_worker_self_test_status(wr->rank[0].worker) != KVC_PENDING);
 
 	return kvx_worker_self_test_status(wr->rank[0].worker);
 }
 
 void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvx_worker_group_t groups[2];
 	const kvx_worker_config_t config = wr_config(wr, r, groups);
 
 	assert_int_equal(kvx_worker_open(&config, &wr->rank[r].worker), KVC_OK);
 	wr_device_set_stream(wr->rank[r].worker, 0);
-	while (prove && kvx_worker_self_test_status(wr->rank[r].worker) == KVC_PENDING && wr_now_ms() < until) {
-		usleep(1000);
-	}
 	if (prove) {
+		KV_AWAIT(kvx_worker_self_test_status(wr->rank[r].worker) != KVC_PENDING);
 		assert_int_equal(kvx_worker_self_test_status(wr->rank[r].worker), KVC_OK);
 	}
 }
@@ -235,20 +228,13 @@ void wr_kill(wr_t *wr)
 
 void wr_restart(wr_t *wr)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	uint64_t now = wr->killed;
+	uint64_t now;
 
 	rig_start(&wr->rig);
-	while (now == wr->killed || now == 0 || kvc_space_state(wr->space) != KVC_OK) {
-		assert_true(wr_now_ms() < until);
-		(void)kvc_poll(wr->kvc, 10);
-		now = kvc_incarnation(wr->kvc);
-	}
+	KV_AWAIT((run_iteration(wr), now = kvc_incarnation(wr->kvc)) != wr->killed && now != 0 &&
+		 kvc_space_state(wr->space) == KVC_OK);
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		while (wr_stats(wr, r).attaches == wr->attaches[r]) {
-			assert_true(wr_now_ms() < until);
-			(void)kvc_poll(wr->kvc, 10);
-		}
+		KV_AWAIT((run_iteration(wr), wr_stats(wr, r).attaches != wr->attaches[r]));
 		assert_int_equal(wr_stats(wr, r).attaches, wr->attaches[r] + 1);
 	}
 	usleep(100000); /* the workers' spaces are opened again with their sessions */
@@ -327,13 +313,10 @@ int wr_teardown(void **state)
 	wr_t *wr = *state;
 
 	for (uint32_t r = 0; r < wr->rank_count && wr->rank[r].worker; r++) {
-		kvx_worker_stats_t stats;
-
 		if (!wr->strict) {
 			wr_drain(wr);
 		}
-		stats = wr_stats(wr, r);
-		assert_int_equal(stats.loads_open + stats.saves_open + stats.marked, 0);
+		assert_int_equal(wr_count_open(wr, r), 0);
 		wr_check_silent(&wr->rank[r]);
 	}
 	wr_close(wr);
@@ -629,12 +612,8 @@ int wr_prefetch(wr_t *wr, uint32_t flags)
 void wr_wait_prefetched(const wr_t *wr)
 {
 	const _Atomic uint32_t *state = &wr->rank[0].worker->gpu->presend;
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 
-	while (atomic_load(state) == KVX_PRESEND_ASKED || atomic_load(state) == KVX_PRESEND_BUSY) {
-		assert_true(wr_now_ms() < until);
-		usleep(100);
-	}
+	KV_AWAIT(atomic_load(state) != KVX_PRESEND_ASKED && atomic_load(state) != KVX_PRESEND_BUSY);
 }
 
 uint32_t wr_count_failed(wr_t *wr)
@@ -644,31 +623,35 @@ uint32_t wr_count_failed(wr_t *wr)
 	return kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
 }
 
-void wr_drain(wr_t *wr)
+uint64_t wr_count_open(const wr_t *wr, uint32_t r)
 {
-	const uint64_t until = wr_now_ms() + UINT64_C(2) * WR_PATIENCE;
+	const kvx_worker_stats_t stats = wr_stats(wr, r);
+
+	return stats.loads_open + stats.saves_open + stats.marked;
+}
+
+/* All that the rank has to say; how much is open. */
+static uint64_t hear(wr_t *wr, uint32_t r)
+{
+	kvx_worker_t *worker = wr->rank[r].worker;
 	uint32_t ids[WR_BLOCKS];
 	const void *bytes;
-	uint64_t open;
 	char id[16];
 	size_t len;
 
-	do {
-		open = 0;
-		for (uint32_t r = 0; r < wr->rank_count; r++) {
-			kvx_worker_t *worker = wr->rank[r].worker;
-			kvx_worker_stats_t stats;
+	while (kvx_worker_take_finished(worker, id, sizeof id, NULL) > 0) {
+	}
+	(void)kvx_worker_take_failed_blocks(worker, ids, WR_BLOCKS);
+	kvx_worker_take_report(worker, &bytes, &len);
 
-			while (kvx_worker_take_finished(worker, id, sizeof id, NULL) > 0) {
-			}
-			(void)kvx_worker_take_failed_blocks(worker, ids, WR_BLOCKS);
-			kvx_worker_take_report(worker, &bytes, &len);
-			stats = wr_stats(wr, r);
-			open += stats.loads_open + stats.saves_open + stats.marked;
-		}
-		usleep(open ? 500 : 0);
-		assert_true(wr_now_ms() < until);
-	} while (open > 0);
+	return wr_count_open(wr, r);
+}
+
+void wr_drain(wr_t *wr)
+{
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		KV_AWAIT(hear(wr, r) == 0);
+	}
 }
 
 /* ---- the store ------------------------------------------------------------------------------- */
@@ -753,17 +736,13 @@ uint32_t wr_take_records(wr_rank_t *rank, uint32_t type, void *out, size_t size,
 
 uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	kvx_worker_stats_t stats;
+	uint64_t open;
 	uint32_t n = 0;
 
-	do {
-		assert_true(wr_now_ms() < until);
-		(void)wr_count_failed(wr);
-		stats = wr_stats(wr, 0);
-		n += wr_take_records(&wr->rank[0], KVX_RECORD_STEP, n > 0 ? steps + n : steps, sizeof *steps, cap - n);
-		usleep(stats.loads_open ? 500 : 0);
-	} while (stats.loads_open);
+	KV_AWAIT(
+		((void)wr_count_failed(wr), open = wr_stats(wr, 0).loads_open,
+		 n += wr_take_records(&wr->rank[0], KVX_RECORD_STEP, n > 0 ? steps + n : steps, sizeof *steps, cap - n),
+		 open == 0));
 
 	return n;
 }
@@ -771,23 +750,15 @@ uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
 void wr_wait_load(wr_t *wr, uint32_t flags, wr_end_t *end)
 {
 	wr_rank_t *rank = &wr->rank[0];
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	uint32_t len = 0;
 
 	*end = (wr_end_t){0};
-	while (flags & KVX_MSG_ASYNC && len == 0 && wr_now_ms() < until) {
-		len = kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, &end->failed);
-		usleep(len ? 0 : 200);
-	}
 	if (flags & KVX_MSG_ASYNC) {
+		KV_AWAIT(kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, &end->failed) > 0);
 		assert_string_equal(end->id, "request-7");
 		assert_int_equal(kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, NULL), 0);
 	}
 	end->error_count = kvx_worker_take_failed_blocks(rank->worker, end->errors, WR_BLOCKS);
-	while (wr_take_records(rank, KVX_RECORD_LOADED, &end->loaded, sizeof end->loaded, 1) == 0) {
-		assert_true(wr_now_ms() < until);
-		usleep(200);
-	}
+	KV_AWAIT(wr_take_records(rank, KVX_RECORD_LOADED, &end->loaded, sizeof end->loaded, 1) > 0);
 	assert_int_equal(end->loaded.load, 7);
 }
 
@@ -807,13 +778,9 @@ void wr_check_other(wr_t *wr, uint32_t seed)
 
 uint64_t wr_wait_dropped(wr_t *wr)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvx_report_dropped_t dropped;
 
-	while (wr_take_records(&wr->rank[0], KVX_RECORD_DROPPED, &dropped, sizeof dropped, 1) == 0) {
-		assert_true(wr_now_ms() < until);
-		usleep(200);
-	}
+	KV_AWAIT(wr_take_records(&wr->rank[0], KVX_RECORD_DROPPED, &dropped, sizeof dropped, 1) > 0);
 
 	return dropped.put;
 }

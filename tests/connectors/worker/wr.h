@@ -177,6 +177,8 @@ void wr_wait_prefetched(const wr_t *wr);
 uint32_t wr_count_failed(wr_t *wr); /* blocks of the first rank */
 /* Take reports until no job is open. */
 void wr_drain(wr_t *wr);
+/* Loads, saves and marked blocks of a rank. */
+uint64_t wr_count_open(const wr_t *wr, uint32_t rank);
 
 /* ---- the store ------------------------------------------------------------------------------- */
 
