@@ -1,8 +1,6 @@
 /* The shared memory the fake daemon hands out, right or corrupted. */
 #include "fake_impl.h"
 
-#include "mirror_writer.h"
-
 #include "kv/env.h"
 
 #include <fcntl.h>
@@ -34,10 +32,10 @@ void fake_area_free(fake_area_t *area)
 
 static void mirror_make(fake_t *fake, int seal)
 {
-	fake->mirror = fake_area_make(mirror_bytes(FAKE_BUCKETS), seal);
-	mirror_init(fake->mirror.base, FAKE_BUCKETS, fake->incarnation);
-	mirror_epoch(fake->mirror.base, 0, fake->epoch);
-	((kv_mirror_header_t *)fake->mirror.base)->stale_ns = FAKE_STALE_NS;
+	fake->mirror = fake_area_make(kvd_mirror_size(FAKE_SLOTS), seal);
+	kvd_mirror_init(&fake->writer, fake->mirror.base, FAKE_SLOTS, fake->incarnation);
+	kvd_mirror_set_epoch(&fake->writer, 0, fake->epoch);
+	fake->writer.header->stale_ns = FAKE_STALE_NS;
 }
 
 void fake_areas_make(fake_t *fake)

@@ -1,8 +1,6 @@
 /* The fake daemon's sockets: accept, read frames, answer, and break what a test wants broken. */
 #include "fake_impl.h"
 
-#include "mirror_writer.h"
-
 #include "kv/env.h"
 #include "kv/key.h"
 #include "kv/sock.h"
@@ -242,7 +240,7 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 		if (ask->space_reset.epoch != fake->epoch) {
 			return KV_ERR_STALE_EPOCH;
 		}
-		mirror_epoch(fake->mirror.base, 0, ++fake->epoch);
+		kvd_mirror_set_epoch(&fake->writer, 0, ++fake->epoch);
 		reply->space_reset_reply.epoch = fake->epoch;
 		return KV_OK;
 	case KV_CODE_ACQUIRE:
@@ -449,7 +447,7 @@ static void *serve(void *arg)
 
 		pthread_mutex_lock(&fake->lock);
 		if (!atomic_load(&fake->knobs.no_heartbeat) && fake->mirror.base) {
-			mirror_beat(fake->mirror.base, kv_now_ns(&kv_env_posix));
+			kvd_mirror_set_heartbeat(&fake->writer, kv_now_ns(&kv_env_posix));
 		}
 		for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
 			if (fds[i].revents && fake->sessions[i].fd == fds[i].fd && fds[i].fd >= 0) {
@@ -485,7 +483,7 @@ fake_t *fake_start(const char *path, const fake_geometry_t *geometry, uint64_t i
 	fake->geometry = *geometry;
 	pthread_mutex_init(&fake->lock, NULL);
 	fake_areas_make(fake);
-	mirror_beat(fake->mirror.base, kv_now_ns(&kv_env_posix));
+	kvd_mirror_set_heartbeat(&fake->writer, kv_now_ns(&kv_env_posix));
 	kv_assert(kv_sock_listen(path, 0600, 16, &fake->listener, &reason) == KV_OK);
 	kv_assert(pthread_create(&fake->thread, NULL, serve, fake) == 0);
 
@@ -542,7 +540,7 @@ void fake_flip(fake_t *fake, uint32_t slot, size_t byte)
 void fake_reset_space(fake_t *fake)
 {
 	pthread_mutex_lock(&fake->lock);
-	mirror_epoch(fake->mirror.base, 0, ++fake->epoch);
+	kvd_mirror_set_epoch(&fake->writer, 0, ++fake->epoch);
 	pthread_mutex_unlock(&fake->lock);
 }
 

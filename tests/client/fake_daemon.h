@@ -12,7 +12,6 @@
 #include <stddef.h>
 
 #define FAKE_SLOTS    256u
-#define FAKE_BUCKETS  256u        /* of the mirror */
 #define FAKE_STALE_NS 2000000000u /* its heartbeat may be so old: more than a busy machine takes */
 
 /* One lie: a field of what the daemon hands out has another value, or what carries it is broken. */

@@ -5,6 +5,7 @@
 
 #include "fake_daemon.h"
 
+#include "core/block/mirror.h"
 #include "kv/shm.h"
 
 #include <pthread.h>
@@ -58,6 +59,7 @@ struct fake {
 	fake_knobs_t knobs;
 	fake_seen_t seen;
 	fake_area_t mirror, leases, data, digests;
+	kvd_mirror_t writer; /* of the mirror */
 	fake_block_t blocks[FAKE_SLOTS];
 	fake_claim_t claims[FAKE_CLAIMS];
 	fake_session_t *sessions;

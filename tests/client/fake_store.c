@@ -1,8 +1,6 @@
 /* Blocks, leases and puts of the fake daemon: arrays, searched from end to end. */
 #include "fake_impl.h"
 
-#include "mirror_writer.h"
-
 kv_lease_header_t *fake_claim_header(fake_t *fake, const fake_claim_t *claim)
 {
 	return (kv_lease_header_t *)(fake->leases.base + 4096u + (uint32_t)(claim - fake->claims) * FAKE_LEASE_STRIDE);
@@ -263,7 +261,7 @@ static void take_digests(fake_t *fake, kv_slot_t slot, const uint64_t *words, ui
 	block->words += count;
 	if (block->words == g->heads * g->leaves) {
 		block->state = 2;
-		(void)mirror_set(fake->mirror.base, &block->key, block->group, KV_TIER_CPU);
+		(void)kvd_mirror_set(&fake->writer, &block->key, block->group, KV_TIER_CPU);
 	}
 }
 

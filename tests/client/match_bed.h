@@ -4,9 +4,9 @@
 
 #include "impl.h"
 
+#include "core/block/mirror.h"
 #include "kv_cmocka.h"
 #include "kv_test.h"
-#include "mirror_writer.h"
 
 #include <sys/mman.h>
 
@@ -19,7 +19,8 @@ typedef struct bed {
 	kvc_map_t map;
 	uint64_t fork_guard;
 	uint64_t bytes;
-	uint8_t *mirror;
+	kvd_mirror_t mirror; /* the daemon's, who writes it */
+	void *memory;
 	kv_key_t *keys;
 } bed_t;
 
@@ -31,18 +32,19 @@ static inline void bed_make(bed_t *bed, uint64_t buckets)
 	bed->fork_guard = KVC_FORK_GUARD;
 	bed->kvc.env = bed->t.env;
 	bed->kvc.fork_guard = &bed->fork_guard;
-	bed->bytes = mirror_bytes(buckets);
-	bed->mirror = mmap(NULL, bed->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	assert_ptr_not_equal(bed->mirror, MAP_FAILED);
-	mirror_init(bed->mirror, buckets, 7);
-	mirror_epoch(bed->mirror, 3, 1);
-	mirror_beat(bed->mirror, kv_now_ns(&bed->t.env));
+	bed->bytes = kvd_mirror_size(buckets * 16 / 9);
+	bed->memory = mmap(NULL, bed->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	assert_ptr_not_equal(bed->memory, MAP_FAILED);
+	kvd_mirror_init(&bed->mirror, bed->memory, buckets * 16 / 9, 7);
+	assert_int_equal(bed->mirror.header->bucket_count, buckets);
+	kvd_mirror_set_epoch(&bed->mirror, 3, 1);
+	kvd_mirror_set_heartbeat(&bed->mirror, kv_now_ns(&bed->t.env));
 
 	bed->map.stale_ns = KV_MIRROR_STALE_NS;
-	bed->map.mirror = (const kv_mirror_header_t *)bed->mirror;
-	bed->map.buckets = (const kv_mirror_bucket_t *)(bed->mirror + bed->map.mirror->buckets_offset);
+	bed->map.mirror = bed->mirror.header;
+	bed->map.buckets = bed->mirror.buckets;
 	bed->map.bucket_mask = buckets - 1;
-	bed->map.epochs = (const _Atomic uint64_t *)(const void *)(bed->mirror + bed->map.mirror->epochs_offset);
+	bed->map.epochs = bed->mirror.epochs;
 	atomic_store(&bed->kvc.map, &bed->map);
 	bed->space.kvc = &bed->kvc;
 	bed->space.hash_tokens = 16;
@@ -55,8 +57,22 @@ static inline void bed_make(bed_t *bed, uint64_t buckets)
 
 static inline void bed_free(bed_t *bed)
 {
-	munmap(bed->mirror, bed->bytes);
+	munmap(bed->memory, bed->bytes);
 	free(bed->keys);
+}
+
+/* The block with key i is in these tiers; 0: in none. */
+static inline void bed_set(bed_t *bed, uint32_t i, uint8_t tiers)
+{
+	assert_int_equal(kvd_mirror_set(&bed->mirror, &bed->keys[i], 0, tiers), KV_OK);
+}
+
+/* The daemon begins, or ends, to write in the bucket of key i. */
+static inline void bed_lock(bed_t *bed, uint32_t i, int locked)
+{
+	_Atomic uint32_t *seq = &bed->mirror.buckets[kv_key_hash(&bed->keys[i]) & bed->mirror.mask].seq;
+
+	assert_int_equal(atomic_fetch_add(seq, 1u) & 1u, locked ? 0 : 1);
 }
 
 #endif

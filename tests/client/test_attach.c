@@ -1,6 +1,8 @@
 /* Attaching, and what becomes of an attachment when the daemon refuses, lies, stops or dies. */
 #include "client_test.h"
 
+#include "core/block/mirror.h"
+
 #include <poll.h>
 #include <sys/wait.h>
 
@@ -74,16 +76,16 @@ KV_TEST(p10_wrong_arguments_are_refused)
 
 KV_TEST(p10_every_lie_at_join_is_refused)
 {
-	static const fake_lie_t lies[] = {
+	const fake_lie_t lies[] = {
 		{.of = FAKE_OF_JOIN, .one_less = 1},
 		{.of = FAKE_OF_JOIN, .unsealed = 1},
 		FAKE_LIE(FAKE_OF_JOIN, kv_msg_join_reply_t, lease_bytes,
 			 UINT64_C(1) << 40), /* more than the memfd has */
 		FAKE_LIE(FAKE_OF_MIRROR, kv_mirror_header_t, magic, KV_MIRROR_MAGIC + 1),
-		FAKE_LIE(FAKE_OF_MIRROR, kv_mirror_header_t, bucket_count, FAKE_BUCKETS - 1), /* no power of two */
+		FAKE_LIE(FAKE_OF_MIRROR, kv_mirror_header_t, bucket_count, FAKE_SLOTS - 1), /* no power of two */
 		FAKE_LIE(FAKE_OF_MIRROR, kv_mirror_header_t, bucket_count, UINT64_C(1) << 58),
 		FAKE_LIE(FAKE_OF_MIRROR, kv_mirror_header_t, epochs_offset, /* they end behind the area */
-			 KV_MIRROR_HEADER_BYTES + FAKE_BUCKETS * sizeof(kv_mirror_bucket_t) + 8u),
+			 kvd_mirror_size(FAKE_SLOTS) - 8u),
 		FAKE_LIE(FAKE_OF_MIRROR, kv_mirror_header_t, stale_ns, UINT64_MAX), /* never */
 		FAKE_LIE(FAKE_OF_MIRROR, kv_mirror_header_t, incarnation, 42),      /* HELLO has said 41 */
 		FAKE_LIE(FAKE_OF_LEASES, kv_lease_area_header_t, version, KV_SHM_VERSION + 1u),

@@ -57,9 +57,9 @@ static void set(world_t *world, uint32_t g, uint32_t block, uint8_t tiers)
 {
 	uint32_t units = world->groups[g].block_tokens / TOKENS;
 
-	assert_int_equal(
-		mirror_set(world->bed.mirror, &world->bed.keys[(block + 1) * units - 1], world->groups[g].id, tiers),
-		0);
+	assert_int_equal(kvd_mirror_set(&world->bed.mirror, &world->bed.keys[(block + 1) * units - 1],
+					world->groups[g].id, tiers),
+			 KV_OK);
 	world->tiers[g][block] = tiers;
 }
 
@@ -306,7 +306,7 @@ KV_TEST(p5_a_bucket_locked_for_ever_is_a_miss_of_its_group)
 	assert_int_equal(match_lazy(world, 8).n, 8);
 	assert_int_equal(match_lazy(world, 9).n, 8);
 	assert_int_equal(match_lazy(world, 9).why, KV_WHY_NONE); /* nothing more could be had */
-	mirror_lock(world->bed.mirror, &world->bed.keys[7], 1);
+	bed_lock(&world->bed, 7, 1);
 	m = match_lazy(world, 8);
 	assert_int_equal(m.n, 6);
 	assert_int_equal(m.why, KV_WHY_CONTENDED);
@@ -318,7 +318,7 @@ KV_TEST(p10_groups_whose_blocks_never_end_together_are_refused)
 	const kv_group_t groups[GROUPS] = {{.block_tokens = 4093}, {.id = 1, .block_tokens = 4091}};
 	bed_t bed;
 
-	bed_make(&bed, 16);
+	bed_make(&bed, 64);
 	bed.space.hash_tokens = 1;
 	assert_int_equal(kvc_groups_take(&bed.space, groups, 2), KV_ERR_IDENTITY);
 	bed_free(&bed);

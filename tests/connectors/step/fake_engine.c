@@ -9,6 +9,10 @@
 
 static const uint8_t secret[16] = "sixteen bytes!!!";
 
+#define FE_EACH_REQUEST(fe, r) for (fe_request_t *r = (fe)->request; r < (fe)->request + FE_REQUESTS; r++)
+#define FE_EACH_RANK(fe, worker)                                                                                       \
+	for (kvx_worker_t **worker = (fe)->worker; worker < (fe)->worker + (fe)->options.ranks; worker++)
+
 static uint64_t now_ns(void)
 {
 	return kv_now_ns(&kv_env_posix);
@@ -405,9 +409,7 @@ static fe_request_t *find_oldest(fe_t *fe, fe_state_t state, uint64_t after)
 {
 	fe_request_t *best = NULL;
 
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		fe_request_t *r = &fe->request[i];
-
+	FE_EACH_REQUEST(fe, r) {
 		if (r->state == state && r->order >= after && (!best || r->order < best->order)) {
 			best = r;
 		}
@@ -421,9 +423,7 @@ static fe_request_t *find_youngest(fe_t *fe, fe_state_t state, uint32_t blocks)
 {
 	fe_request_t *best = NULL;
 
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		fe_request_t *r = &fe->request[i];
-
+	FE_EACH_REQUEST(fe, r) {
 		if (r->state == state && r->n >= blocks && (!best || r->order > best->order)) {
 			best = r;
 		}
@@ -539,9 +539,7 @@ static void schedule(fe_t *fe)
 			break;
 		}
 	}
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		fe_request_t *r = &fe->request[i];
-
+	FE_EACH_REQUEST(fe, r) {
 		if (r->state != FE_RUNNING || r->step_tokens == 0) {
 			continue;
 		}
@@ -619,8 +617,8 @@ static void take_errors(fe_t *fe)
 {
 	uint32_t ids[16], n;
 
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		while ((n = kvx_worker_take_failed_blocks(fe->worker[rank], ids, 16)) > 0) {
+	FE_EACH_RANK(fe, worker) {
+		while ((n = kvx_worker_take_failed_blocks(*worker, ids, 16)) > 0) {
 			for (uint32_t i = 0; i < n; i++) {
 				assert_true(ids[i] < FE_BLOCKS);
 				fe->bad[ids[i]] = 1;
@@ -709,9 +707,7 @@ static void end_load(fe_t *fe, fe_request_t *r)
 
 static fe_request_t *find_loading(fe_t *fe, const char *id, uint32_t len)
 {
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		fe_request_t *r = &fe->request[i];
-
+	FE_EACH_REQUEST(fe, r) {
 		if ((r->state == FE_LOADING || r->state == FE_ABORTED) && strlen(r->id) == len &&
 		    memcmp(r->id, id, len) == 0) {
 			return r;
@@ -728,10 +724,10 @@ static void take_finished(fe_t *fe)
 	char id[32];
 	uint32_t len;
 
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
+	FE_EACH_RANK(fe, worker) {
 		int failed;
 
-		while ((len = kvx_worker_take_finished(fe->worker[rank], id, sizeof id, &failed)) > 0) {
+		while ((len = kvx_worker_take_finished(*worker, id, sizeof id, &failed)) > 0) {
 			fe_request_t *r = find_loading(fe, id, len);
 
 			r->load_failed |= failed;
@@ -747,44 +743,32 @@ static void take_finished(fe_t *fe)
 
 static void take_reports(fe_t *fe)
 {
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
+	FE_EACH_RANK(fe, worker) {
 		const void *bytes = NULL;
 		size_t len = 0;
 
-		kvx_worker_take_report(fe->worker[rank], &bytes, &len);
+		kvx_worker_take_report(*worker, &bytes, &len);
 		if (len) {
 			kvx_scheduler_take_report(fe->scheduler, bytes, len);
 		}
 	}
 }
 
-static int is_loading(const fe_t *fe)
+static int is_loading(fe_t *fe)
 {
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		if (fe->request[i].state == FE_LOADING || fe->request[i].state == FE_ABORTED) {
-			return 1;
-		}
-	}
-
-	return 0;
+	return find_oldest(fe, FE_LOADING, 0) || find_oldest(fe, FE_ABORTED, 0);
 }
 
-static int is_put_unanswered(const fe_t *fe)
+static int is_put_unanswered(const kvx_sput_t *put)
 {
-	const kvx_sput_t *put = fe->scheduler->puts;
-
-	while (put && put->at != KVX_SPUT_ASKED) {
-		put = put->next;
-	}
-
-	return put != NULL;
+	return put && (put->at == KVX_SPUT_ASKED || is_put_unanswered(put->next));
 }
 
 /* A step of a model takes far longer than an answer. One of this engine takes as long as the answer, so that blocks
  * are saved before it reuses them. */
 static void await_answers(const fe_t *fe)
 {
-	for (uint32_t i = 0; i < 50000 && !fe->options.faults && is_put_unanswered(fe); i++) {
+	for (uint32_t i = 0; i < 50000 && !fe->options.faults && is_put_unanswered(fe->scheduler->puts); i++) {
 		(void)kvx_scheduler_has_pending(fe->scheduler);
 		usleep(100);
 	}
@@ -796,17 +780,17 @@ static void step(fe_t *fe)
 
 	schedule(fe);
 	begin_step(fe);
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		kvx_worker_run_sync_loads(fe->worker[rank]);
+	FE_EACH_RANK(fe, worker) {
+		kvx_worker_run_sync_loads(*worker);
 	}
 	take_errors(fe);
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		if (fe->request[i].state == FE_RUNNING && fe->request[i].step_tokens) {
-			run_one(fe, &fe->request[i]);
+	FE_EACH_REQUEST(fe, r) {
+		if (r->state == FE_RUNNING && r->step_tokens) {
+			run_one(fe, r);
 		}
 	}
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		kvx_worker_end_step(fe->worker[rank]);
+	FE_EACH_RANK(fe, worker) {
+		kvx_worker_end_step(*worker);
 	}
 	take_errors(fe);
 	take_finished(fe);
@@ -874,9 +858,9 @@ static void end_all(fe_t *fe)
 {
 	const uint64_t until = now_ns() + WAIT_NS;
 
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		if (fe->request[i].state != FE_FREE && fe->request[i].state != FE_ABORTED) {
-			end_request(fe, &fe->request[i], 1);
+	FE_EACH_REQUEST(fe, r) {
+		if (r->state != FE_FREE && r->state != FE_ABORTED) {
+			end_request(fe, r, 1);
 		}
 	}
 	while ((is_loading(fe) || !is_quiet(fe)) && now_ns() < until) {
