@@ -219,3 +219,27 @@ void rig_check_quiet(const rig_t *rig)
 	kvc_free(json);
 	kvc_detach(kvc);
 }
+
+/* ---- the rig of a program ---------------------------------------------------------------------- */
+
+const char *the_program;
+rig_t the_rig;
+
+int begin_rig(void **state)
+{
+	(void)state;
+	rig_init(&the_rig, the_program);
+
+	return 0;
+}
+
+int end_rig(void **state)
+{
+	(void)state;
+	if (the_rig.pid) {
+		rig_check_quiet(&the_rig);
+	}
+	rig_fini(&the_rig);
+
+	return 0;
+}

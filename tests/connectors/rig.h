@@ -21,6 +21,13 @@ typedef struct rig {
 
 #define RIG_SILENCE "10s"
 
+/* Those of a program whose tests have one daemon each: KV_TEST_MAIN_OF(the_program, begin_rig, end_rig). It is made
+ * before a test, who starts it; if it runs at the end, it is quiet. */
+extern const char *the_program;
+extern rig_t the_rig;
+int begin_rig(void **state);
+int end_rig(void **state);
+
 /* Make the directory; nothing runs yet. */
 void rig_init(rig_t *rig, const char *program);
 /* Start the daemon on the directory and wait until it answers. Fails the test when it does not. */

@@ -66,9 +66,6 @@ WRAP(kv_status_t, kvk_scatter, const kvk_layout_t *pool, const kvk_paged_t *page
 		if (moves[i].block == atomic_load(&knobs.revoke_on)) {
 			atomic_store(&knobs.revoked, 1);
 		}
-		if (atomic_load(&knobs.wrong)) {
-			((uint8_t *)paged->base[0])[moves[i].block * paged->block_stride + 5] ^= 1;
-		}
 	}
 
 	return status;

@@ -21,7 +21,6 @@ typedef struct knobs {
 	atomic_int put_times;  /* ... this many; from the first of them on nothing counts as stored */
 	atomic_int put_done;   /* how puts end; 0: as the daemon says                               */
 	atomic_int put_end;    /* what handing in returns; 0: what libkvc does                      */
-	atomic_int wrong;      /* loads flip a bit behind the digests' back                         */
 	atomic_uint contended; /* lookups that find the daemon writing all the time                 */
 	atomic_int no_space;   /* a space cannot be opened                                          */
 	atomic_int stall;      /* waits for a heartbeat until a stopped daemon goes on; 0: for ever */

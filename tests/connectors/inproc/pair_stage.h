@@ -9,22 +9,19 @@
 
 #include <unistd.h>
 
-static const char *program; /* kvd */
-static rig_t rig;
 static side_t producer, consumer;
 static pair_prompt_t from, to;
 
 static inline void open_pair(void)
 {
-	side_open(&producer, rig.socket, (side_options_t){.roles = KVX_PRODUCER});
-	side_open(&consumer, rig.socket, (side_options_t){.roles = KVX_CONSUMER});
+	side_open(&producer, the_rig.socket, (side_options_t){.roles = KVX_PRODUCER});
+	side_open(&consumer, the_rig.socket, (side_options_t){.roles = KVX_CONSUMER});
 }
 
 static inline int begin_test(void **state)
 {
-	(void)state;
-	rig_init(&rig, program);
-	rig_start(&rig);
+	(void)begin_rig(state);
+	rig_start(&the_rig);
 	open_pair();
 
 	return 0;
@@ -33,19 +30,11 @@ static inline int begin_test(void **state)
 /* Fails the test when a lease, a put or a hand-over is left. */
 static inline int end_test(void **state)
 {
-	(void)state;
 	side_close(&producer);
 	side_close(&consumer);
-	if (rig.pid) {
-		rig_check_quiet(&rig);
-		for (uint32_t i = 0; i < 6000 && rig_counter(&rig, "kvd_handovers") > 0; i++) {
-			usleep(10000);
-		}
-		assert_int_equal(rig_counter(&rig, "kvd_handovers"), 0);
-	}
-	rig_fini(&rig);
+	KV_AWAIT(!the_rig.pid || rig_counter(&the_rig, "kvd_handovers") == 0);
 
-	return 0;
+	return end_rig(state);
 }
 
 /* Conversation c of n tokens: where the producer has it, and where the consumer wants it. */
@@ -73,6 +62,7 @@ static inline kvx_recv_result_t finish_recv(kvx_recv_t *recv)
 	pair_await_recv(&consumer, producer.kvx ? &producer : NULL, recv, &result);
 	assert_true(side_holds(&consumer, &to, result.tokens));
 	assert_true(side_is_untouched(&consumer, &to, to.n_tokens));
+	assert_true(result.cause == KVC_OK || !result.tail);
 	kvx_recv_end(recv);
 
 	return result;

@@ -21,9 +21,6 @@
 #define ENGINE_BLOCKS 256u
 #define MS            UINT64_C(1000000)
 
-static const char *program;
-static rig_t rig;
-
 static uint64_t now_ns(void)
 {
 	return kv_now_ns(&kv_env_posix);
@@ -194,10 +191,10 @@ static totals_t check_chat(kve_engine_t *engine, uint64_t seed, trouble_t *troub
 
 KV_TEST(p1_tokens_are_equal_with_and_without_the_cache)
 {
-	rig_start(&rig);
+	rig_start(&the_rig);
 	for (uint64_t seed = 1; seed <= 4; seed++) {
 		for (int warm = 0; warm < 2; warm++) {
-			kve_engine_t *engine = chat_engine(rig.socket); /* its cache is empty */
+			kve_engine_t *engine = chat_engine(the_rig.socket); /* its cache is empty */
 			const totals_t totals = check_chat(engine, seed, NULL);
 			kvx_stats_t stats;
 
@@ -214,18 +211,18 @@ KV_TEST(p1_tokens_are_equal_with_and_without_the_cache)
 /* An engine starts before the daemon, and finds the next one, too. */
 KV_TEST(p7_hits_come_from_disk_after_the_daemon_was_killed)
 {
-	kve_engine_t *engine = chat_engine(rig.socket);
+	kve_engine_t *engine = chat_engine(the_rig.socket);
 	totals_t totals;
 
 	assert_false(kvx_is_ready(kve_engine_store(engine)));
-	rig_start(&rig);
+	rig_start(&the_rig);
 	await_attached(engine, 1);
 	totals = chat(engine, 9, NULL);
 	assert_true(totals.cpu_tokens > 0);
 	flush(engine);
-	rig_wait_written(&rig);
-	rig_kill(&rig);
-	rig_start(&rig);
+	rig_wait_written(&the_rig);
+	rig_kill(&the_rig);
+	rig_start(&the_rig);
 	await_attached(engine, 2);
 	totals = check_chat(engine, 9, NULL);
 	print_message("prompt tokens %lu, from disk %lu, from memory then %lu\n", (unsigned long)totals.prompt_tokens,
@@ -242,8 +239,8 @@ KV_TEST(a_flush_waits_for_the_saves_of_running_requests_too)
 	kve_request_t *request;
 	kve_engine_t *engine;
 
-	rig_start(&rig);
-	engine = chat_engine(rig.socket);
+	rig_start(&the_rig);
+	engine = chat_engine(the_rig.socket);
 	append_random(tokens, &n, 51, 600);
 	assert_int_equal(kve_engine_submit(engine, &ask, &request), KV_OK);
 	while (request->state != KVE_DECODE) {
@@ -280,8 +277,8 @@ KV_TEST(p4_aborts_at_random_moments_leave_no_lease_and_no_put)
 	trouble_t trouble = {.happen = abort_one, .seed = 41, .every = 3};
 	kve_engine_t *engine;
 
-	rig_start(&rig);
-	engine = chat_engine(rig.socket);
+	rig_start(&the_rig);
+	engine = chat_engine(the_rig.socket);
 	(void)check_chat(engine, 5, &trouble);
 	flush(engine);
 
@@ -289,7 +286,7 @@ KV_TEST(p4_aborts_at_random_moments_leave_no_lease_and_no_put)
 	for (int i = 0; i < 50; i++) {
 		(void)kvx_poll(kve_engine_store(engine), 2);
 	}
-	rig_check_quiet(&rig);
+	rig_check_quiet(&the_rig);
 	kve_engine_destroy(engine);
 }
 
@@ -300,10 +297,10 @@ static void kill_and_start(trouble_t *trouble, kve_engine_t *engine)
 	(void)engine;
 	if (trouble->down > 0) {
 		if (--trouble->down == 0) {
-			rig_start(&rig);
+			rig_start(&the_rig);
 		}
 	} else if (trouble->events < trouble->most && below(&trouble->seed, trouble->every) == 0) {
-		rig_kill(&rig);
+		rig_kill(&the_rig);
 		trouble->events++;
 		trouble->down = 1 + below(&trouble->seed, 8);
 	}
@@ -317,17 +314,17 @@ KV_TEST(p7_a_daemon_killed_amid_loads_and_saves_changes_no_token)
 		trouble_t trouble = {.happen = kill_and_start, .seed = seed, .every = 12, .most = 8};
 		kve_engine_t *engine;
 
-		rig_start(&rig);
-		engine = chat_engine(rig.socket);
+		rig_start(&the_rig);
+		engine = chat_engine(the_rig.socket);
 		(void)check_chat(engine, seed, &trouble);
-		if (rig.pid == 0) {
-			rig_start(&rig);
+		if (the_rig.pid == 0) {
+			rig_start(&the_rig);
 		}
 		(void)kve_engine_flush(engine, 15000);
 		assert_int_equal(kve_engine_free_blocks(engine), ENGINE_BLOCKS);
 		kve_engine_destroy(engine);
-		rig_check_quiet(&rig);
-		rig_kill(&rig);
+		rig_check_quiet(&the_rig);
+		rig_kill(&the_rig);
 		events += trouble.events;
 	}
 	assert_true(events > 3);
@@ -338,10 +335,10 @@ static void stop_and_go(trouble_t *trouble, kve_engine_t *engine)
 	(void)engine;
 	if (trouble->down > 0) {
 		if (--trouble->down == 0) {
-			rig_signal(&rig, SIGCONT);
+			rig_signal(&the_rig, SIGCONT);
 		}
 	} else if (trouble->events < trouble->most && below(&trouble->seed, trouble->every) == 0) {
-		rig_signal(&rig, SIGSTOP);
+		rig_signal(&the_rig, SIGSTOP);
 		trouble->events++;
 		trouble->down = 30;
 	}
@@ -352,85 +349,23 @@ KV_TEST(p7_a_stopped_daemon_is_a_quick_miss)
 	trouble_t trouble = {.happen = stop_and_go, .seed = 72, .every = 10, .most = 6};
 	kve_engine_t *engine;
 
-	rig.silence = "50ms";
-	rig_start(&rig);
-	engine = chat_engine(rig.socket);
+	the_rig.silence = "50ms";
+	rig_start(&the_rig);
+	engine = chat_engine(the_rig.socket);
 	(void)chat(engine, 71, NULL);
 	(void)kve_engine_flush(engine, 5000);
 
 	/* Stopped from the beginning: no request waits for it. */
-	rig_signal(&rig, SIGSTOP);
+	rig_signal(&the_rig, SIGSTOP);
 	assert_true(check_chat(engine, 71, NULL).longest_ns < 60000u * MS);
-	rig_signal(&rig, SIGCONT);
+	rig_signal(&the_rig, SIGCONT);
 
 	/* Stopping and going on meanwhile. */
 	(void)check_chat(engine, 71, &trouble);
-	rig_signal(&rig, SIGCONT);
+	rig_signal(&the_rig, SIGCONT);
 	assert_true(trouble.events > 1);
 	(void)kve_engine_flush(engine, 15000);
 	assert_int_equal(kve_engine_free_blocks(engine), ENGINE_BLOCKS);
-	kve_engine_destroy(engine);
-}
-
-/* In a stored block of the engine's. */
-static void flip_bit(const uint32_t *tokens, uint32_t n_tokens, uint32_t block)
-{
-	const kvc_prompt_t prompt = {sizeof prompt, tokens, n_tokens, NULL};
-	char weights[KVE_FINGERPRINT_MAX], text[KVK_LAYOUT_TEXT_MAX];
-	kvk_layout_t layout;
-
-	kve_weights_fingerprint(&kve_config_tiny, weights);
-	kve_config_layout(&kve_config_tiny, &layout);
-	assert_int_equal(kvk_layout_format(&layout, text, sizeof text), KV_OK);
-
-	const kvc_identity_t identity = {.struct_size = sizeof identity,
-					 .model = "kve-reference",
-					 .weights = weights,
-					 .dtype = "f32",
-					 .rope = "theta 10000",
-					 .hash_tokens = layout.block_tokens,
-					 .layout = text};
-
-	rig_flip(&rig, &identity, &prompt, block);
-}
-
-static void answer(kve_engine_t *engine, const uint32_t *tokens, uint32_t n, uint32_t out[8], kvx_load_result_t *load)
-{
-	const kve_ask_t ask = {.tokens = tokens, .n_tokens = n, .max_new = 8};
-	kve_request_t *request;
-
-	assert_int_equal(kve_engine_submit(engine, &ask, &request), KV_OK);
-	while (kve_engine_step(engine) > 0) {
-	}
-	memcpy(out, request->tokens + n, 8 * sizeof *out);
-	*load = request->load;
-	kve_engine_release(engine, request);
-	assert_int_equal(kve_engine_flush(engine, 5000), 0);
-}
-
-KV_TEST(p1_a_damaged_block_is_computed_again_not_served)
-{
-	uint32_t tokens[300], n = 0, first[8], again[8];
-	kvx_load_result_t load = {.struct_size = sizeof load};
-	kve_engine_t *engine;
-
-	append_random(tokens, &n, 91, 300);
-	rig_start(&rig);
-	engine = chat_engine(rig.socket);
-	answer(engine, tokens, 300, first, &load);
-	assert_int_equal(load.tokens, 0);
-
-	flip_bit(tokens, 300, 5);
-	answer(engine, tokens, 300, again, &load);
-	assert_memory_equal(first, again, sizeof first);
-	assert_int_equal(load.blocks, 5);
-	assert_int_equal(load.cause, KVC_ERR_CORRUPT);
-	assert_int_equal(stats_of(engine).load_corrupt, 1);
-
-	/* The save behind the recomputation has put a good one in its place, or the disk has it. */
-	answer(engine, tokens, 300, again, &load);
-	assert_memory_equal(first, again, sizeof first);
-	assert_true(load.blocks >= 5);
 	kve_engine_destroy(engine);
 }
 
@@ -452,7 +387,7 @@ static void parts_init(parts_t *p)
 	p->config = (kvx_config_t){
 		.struct_size = sizeof p->config,
 		.roles = KVX_BOTH,
-		.socket = rig.socket,
+		.socket = the_rig.socket,
 		.identity = &p->identity,
 		.layout = &p->layout,
 		.paged = p->cache.paged,
@@ -526,7 +461,7 @@ KV_TEST(p7_a_daemon_that_only_listens_costs_attach_ms_once)
 	kvx_t *kvx;
 	int fd;
 
-	(void)snprintf(path, sizeof path, "%s/s", rig.dir);
+	(void)snprintf(path, sizeof path, "%s/s", the_rig.dir);
 	fd = mute_listen(path);
 	parts_init(&p);
 	p.config.socket = path;
@@ -559,7 +494,7 @@ KV_TEST(p7_a_daemon_that_only_listens_costs_attach_ms_once)
 static void *continue_late(void *arg)
 {
 	usleep(1500000); /* beyond the deadline of the first question */
-	rig_signal(&rig, SIGCONT);
+	rig_signal(&the_rig, SIGCONT);
 
 	return arg;
 }
@@ -570,11 +505,11 @@ KV_TEST(p7_attach_ms_outlasts_a_question_without_an_answer)
 	parts_t p;
 	kvx_t *kvx;
 
-	rig_start(&rig);
+	rig_start(&the_rig);
 	parts_init(&p);
 	p.config.attach_ms = 120000;
 	p.config.load_ms = 1000;
-	rig_signal(&rig, SIGSTOP);
+	rig_signal(&the_rig, SIGSTOP);
 	assert_int_equal(pthread_create(&thread, NULL, continue_late, NULL), 0);
 	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_OK);
 	assert_int_equal(pthread_join(thread, NULL), 0);
@@ -586,7 +521,7 @@ KV_TEST(p7_attach_ms_outlasts_a_question_without_an_answer)
 /* With a store that has no daemon the engine computes everything itself. */
 KV_TEST(p7_the_engine_computes_everything_itself)
 {
-	kve_engine_t *engine = chat_engine(rig.socket);
+	kve_engine_t *engine = chat_engine(the_rig.socket);
 
 	(void)check_chat(engine, 31, NULL);
 	flush(engine);
@@ -773,10 +708,10 @@ KV_TEST(p1_prefill_and_decode_on_two_engines_equal_one)
 		make_story(&stories[i], &seed, i);
 	}
 	tell_alone(stories, REQUESTS);
-	rig_start(&rig);
+	rig_start(&the_rig);
 	for (size_t d = 0; d < KV_COUNT_OF(degrees); d++) {
-		kve_engine_t *producer = make_ranks(rig.socket, degrees[d][0]);
-		kve_engine_t *consumer = make_ranks(rig.socket, degrees[d][1]);
+		kve_engine_t *producer = make_ranks(the_rig.socket, degrees[d][0]);
+		kve_engine_t *consumer = make_ranks(the_rig.socket, degrees[d][1]);
 
 		for (uint32_t i = 0; i < each; i += TOGETHER) {
 			hand_over(producer, consumer, &stories[d * each + i],
@@ -806,9 +741,9 @@ KV_TEST(p7_a_lost_producer_changes_no_token)
 		stories[0].tokens[i] = below(&seed, kve_config_tiny.vocab);
 	}
 	tell_alone(stories, 2);
-	rig_start(&rig);
-	producer = make_ranks(rig.socket, 2);
-	consumer = make_ranks(rig.socket, 4);
+	rig_start(&the_rig);
+	producer = make_ranks(the_rig.socket, 2);
+	consumer = make_ranks(the_rig.socket, 4);
 	half = submit(consumer, &stories[0], KVE_RECV, stories[0].n_new);
 	ask = (kve_ask_t){.tokens = stories[1].tokens,
 			  .n_tokens = stories[1].n_tokens,
@@ -915,23 +850,4 @@ KV_TEST(p5_a_long_request_is_not_overtaken_for_ever)
 	kve_engine_destroy(engine);
 }
 
-static int begin_test(void **state)
-{
-	(void)state;
-	rig_init(&rig, program);
-
-	return 0;
-}
-
-static int end_test(void **state)
-{
-	(void)state;
-	if (rig.pid) {
-		rig_check_quiet(&rig);
-	}
-	rig_fini(&rig);
-
-	return 0;
-}
-
-KV_TEST_MAIN_OF(program, begin_test, end_test)
+KV_TEST_MAIN_OF(the_program, begin_rig, end_rig)

@@ -25,15 +25,13 @@
 
 /* ---- what a test has ------------------------------------------------------------------------- */
 
-/* A test, and what it starts with: a daemon of its own (silence: rig_t), and these knobs. */
+/* A test, and what it starts with: a daemon of its own (silence: rig_t), and this knob. */
 typedef struct jobs_test {
 	void (*run)(void);
 	const char *silence;
-	int wrong, no_space;
+	int no_space;
 } jobs_test_t;
 
-static const char *program;
-static rig_t rig;
 static side_t side; /* the connector of the test that runs */
 
 /* Ten blocks of conversation 1 that are stored, and where they are read back to: blocks 30 on. */
@@ -44,12 +42,11 @@ static int begin_test(void **state)
 	const jobs_test_t *test = *state;
 
 	knobs_reset();
-	knobs.wrong = test->wrong;
 	knobs.no_space = test->no_space;
-	rig_init(&rig, program);
-	rig.silence = test->silence;
-	rig_start(&rig);
-	side_open(&side, rig.socket, (side_options_t){.attach_ms = test->no_space || test->wrong ? 200 : 0});
+	(void)begin_rig(NULL);
+	the_rig.silence = test->silence;
+	rig_start(&the_rig);
+	side_open(&side, the_rig.socket, (side_options_t){.attach_ms = test->no_space ? 200 : 0});
 
 	return 0;
 }
@@ -57,15 +54,10 @@ static int begin_test(void **state)
 /* Fails the test when a lease or put is still open. */
 static int end_test(void **state)
 {
-	(void)state;
 	knobs_reset();
 	side_close(&side);
-	if (rig.pid) {
-		rig_check_quiet(&rig);
-	}
-	rig_fini(&rig);
 
-	return 0;
+	return end_rig(state);
 }
 
 static void run(void **state)
@@ -179,7 +171,7 @@ static void store_ten(uint32_t c, const char *salt)
 
 static void keys_of(const kvc_prompt_t *prompt, kvc_key_t *keys)
 {
-	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig.socket};
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = the_rig.socket};
 	const kvc_identity_t identity = side_identity(&side);
 	kvc_space_t *space;
 	uint32_t n;
@@ -208,7 +200,7 @@ JOBS_CASE(p1_every_cache_layout_passes_its_self_test_and_a_round_trip, RIG_SILEN
 		kvx_save_result_t saved = SAVED;
 
 		side_close(&side);
-		side_open(&side, rig.socket, (side_options_t){.shape = &shapes[i]});
+		side_open(&side, the_rig.socket, (side_options_t){.shape = &shapes[i]});
 		prompt_compute(&from, 1, 5, 0);
 		prompt_init(&to, 1, 5, 30);
 		assert_int_equal(save_now(&from, &saved), KVC_OK);
@@ -301,7 +293,7 @@ JOBS_CASE(loads_end_as_what_befell_them_and_say_why, RIG_SILENCE)
 		prompt = (kvc_prompt_t){sizeof prompt, to.tokens, to.n_tokens, row->salt};
 		keys_of(&prompt, keys);
 		if (row->damaged) {
-			rig_flip(&rig, &identity, &prompt, row->damaged);
+			rig_flip(&the_rig, &identity, &prompt, row->damaged);
 		}
 		before = stats();
 		knobs.ready = row->ready || row->stuck ? row->ready : NONE;
@@ -336,30 +328,6 @@ JOBS_CASE(p5_a_poll_returns_in_time_whatever_a_load_waits_for, RIG_SILENCE)
 	assert_true(side_is_untouched(&side, &to, 0));
 }
 
-JOBS_CASE(jobs_that_share_the_transfer_thread_all_end_well, RIG_SILENCE)
-{
-	pair_prompt_t loaded[4], saved;
-	kvx_load_t *loads[4];
-	kvx_save_t *saves[4];
-
-	store_ten(1, NULL);
-	for (uint32_t i = 0; i < 4; i++) {
-		prompt_init(&loaded[i], 1, 2 + i, 10 + 5 * i);
-		loads[i] = start_load(&loaded[i]);
-		prompt_init(&saved, 20 + i, 5 + i, 40);
-		saves[i] = start_save(&saved);
-	}
-	while (kvx_poll(side.kvx, 1) > 0) {
-	}
-	for (uint32_t i = 0; i < 4; i++) {
-		assert_int_equal(kvx_load_state(loads[i], NULL), KVC_OK);
-		assert_int_equal(kvx_save_state(saves[i], NULL), KVC_OK);
-		kvx_load_end(loads[i]);
-		kvx_save_end(saves[i]);
-		assert_true(holds(&loaded[i], 2 + i));
-	}
-}
-
 /* ---- a daemon that stops or dies ------------------------------------------------------------- */
 
 /* The second time it dies. */
@@ -370,15 +338,15 @@ JOBS_CASE(p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss, "500ms")
 		kvx_load_t *load;
 
 		store_ten(1 + (uint32_t)death, NULL);
-		rig_wait_written(&rig);
+		rig_wait_written(&the_rig);
 		side_await_ready(&side);
 		knobs.ready = 0;
 		load = start_load(&to);
 		assert_int_equal(kvx_poll(side.kvx, 50), 1); /* the ranks have it */
 		if (death) {
-			rig_kill(&rig);
+			rig_kill(&the_rig);
 		} else {
-			rig_signal(&rig, SIGSTOP);
+			rig_signal(&the_rig, SIGSTOP);
 		}
 		await_load(load, &result);
 		assert_int_equal(result.status, KVC_MISS);
@@ -389,9 +357,9 @@ JOBS_CASE(p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss, "500ms")
 
 		knobs.ready = NONE;
 		if (death) {
-			rig_start(&rig);
+			rig_start(&the_rig);
 		} else {
-			rig_signal(&rig, SIGCONT);
+			rig_signal(&the_rig, SIGCONT);
 		}
 		side_await_ready(&side);
 		assert_int_equal(load_now(&to, &result), KVC_OK);
@@ -421,19 +389,19 @@ JOBS_CASE(p7_a_lookup_waits_for_a_daemon_that_stalls, "500ms")
 	kvx_load_t *load;
 
 	store_ten(1, NULL);
-	knobs.stalled = rig.pid;
-	rig_signal(&rig, SIGSTOP);
+	knobs.stalled = the_rig.pid;
+	rig_signal(&the_rig, SIGSTOP);
 	usleep(700000);
 	knobs.stall = 3;
 	load = start_load(&to);
 	assert_int_equal(knobs.stall, 0);
 	kvx_load_end(load);
 
-	rig_signal(&rig, SIGSTOP);
+	rig_signal(&the_rig, SIGSTOP);
 	usleep(700000);
 	assert_int_equal(load_now(&to, &result), KVC_MISS);
 	assert_int_equal(result.why, KV_WHY_DAEMON_STALE);
-	rig_signal(&rig, SIGCONT);
+	rig_signal(&the_rig, SIGCONT);
 	side_await_ready(&side);
 }
 
@@ -497,7 +465,7 @@ JOBS_CASE(a_save_whose_parent_is_gone_offers_the_whole_prefix, RIG_SILENCE)
 
 	for (uint32_t r = 0; r < KV_COUNT_OF(refusals); r++) {
 		store_ten(r, NULL);
-		rig_wait_written(&rig); /* a daemon that loses its CPU while it writes them down hides a block */
+		rig_wait_written(&the_rig); /* a daemon that loses its CPU while it writes them down hides a block */
 		prompt_compute(&from, r, 15, 0);
 		knobs.put_times = 1;
 		save = start_save(&from);
@@ -518,11 +486,11 @@ JOBS_CASE(p7_a_save_ends_in_time_though_the_daemon_is_stopped, RIG_SILENCE)
 
 	prompt_init(&from, 4, 6, 0);
 	from.prefix.deadline_ms = 200;
-	rig_signal(&rig, SIGSTOP);
+	rig_signal(&the_rig, SIGSTOP);
 	assert_int_equal(save_now(&from, &saved), KVC_ERR_TIMEOUT);
 	assert_true(saved.copied);
 	assert_int_equal(stats().save_timeouts, 1);
-	rig_kill(&rig);
+	rig_kill(&the_rig);
 	while (kvx_is_ready(side.kvx)) {
 		(void)kvx_poll(side.kvx, 1);
 	}
@@ -562,26 +530,6 @@ JOBS_CASE(p1_blocks_are_the_engines_again_once_a_job_was_ended, RIG_SILENCE)
 }
 
 /* ---- attaching, and what is refused ---------------------------------------------------------- */
-
-JOBS_CASE(p7_a_connector_whose_self_test_reads_other_bytes_never_loads, RIG_SILENCE, .wrong = 1)
-{
-	kvx_load_result_t result = RESULT;
-	kvx_save_result_t saved = SAVED;
-
-	for (uint32_t i = 0; i < PAIR_MS / 10u && stats().self_test_failures == 0; i++) {
-		(void)kvx_poll(side.kvx, 10);
-	}
-	assert_false(kvx_is_ready(side.kvx));
-	prompt_init(&from, 1, 4, 0);
-	assert_int_equal(save_now(&from, &saved), KVC_MISS);
-	knobs.wrong = 0;
-	for (int i = 0; i < 50; i++) {
-		(void)kvx_poll(side.kvx, 1);
-	}
-	assert_false(kvx_is_ready(side.kvx));
-	assert_int_equal(load_now(&from, &result), KVC_MISS);
-	assert_int_equal(stats().self_test_failures, 1);
-}
 
 JOBS_CASE(p7_what_fails_at_attach_is_tried_again_in_poll, RIG_SILENCE, .no_space = 1)
 {
@@ -763,4 +711,4 @@ JOBS_CASE(p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks, RIG_SILENC
 	assert_true(s.load_hits > 20 && s.load_lost > 5 && s.save_done > 20 && s.save_lost > 5);
 }
 
-KV_TEST_MAIN_OF(program, begin_test, end_test)
+KV_TEST_MAIN_OF(the_program, begin_test, end_test)

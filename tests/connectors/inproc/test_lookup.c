@@ -161,7 +161,7 @@ KV_TEST(p4_equal_prompts_are_in_the_buffer_once)
 	insert = insert_of(&from, "second");
 	assert_int_equal(finish_insert(start_insert(&insert)), KVC_ERR_EXISTS);
 	check_taken(select_now(6, 40), 6, 40, "first");
-	for (uint32_t i = 0; i < PAIR_MS && rig_counter(&rig, "kvd_handovers") > 0; i++) {
+	for (uint32_t i = 0; i < PAIR_MS && rig_counter(&the_rig, "kvd_handovers") > 0; i++) {
 		pair_poll(&producer, &consumer, 1);
 	}
 	insert_now(6, 40, "third");
@@ -175,7 +175,7 @@ KV_TEST(p8_another_model_finds_nothing_and_disturbs_nothing)
 	kvx_recv_t *recv;
 	side_t other;
 
-	side_open(&other, rig.socket, (side_options_t){.roles = KVX_CONSUMER, .model = "another model"});
+	side_open(&other, the_rig.socket, (side_options_t){.roles = KVX_CONSUMER, .model = "another model"});
 	pair_prompt_init(&to, 7, 10, 30); /* no whole block */
 	select = select_of(to.tokens, 10);
 	select.deadline_ms = 300;
@@ -231,7 +231,7 @@ static void open_small_buffer(void)
 {
 	side_close(&producer);
 	side_open(
-		&producer, rig.socket,
+		&producer, the_rig.socket,
 		(side_options_t){.roles = KVX_PRODUCER, .buffer_bytes = 2u * 4u * PAIR_LAYERS * PAIR_PAYLOAD + 2000u});
 }
 
@@ -333,4 +333,4 @@ KV_TEST(p10_bad_inserts_and_selects_are_refused)
 	assert_int_equal(side_stats(&consumer).recvs_refused, KV_COUNT_OF(wrong));
 }
 
-KV_TEST_MAIN_OF(program, begin_test, end_test)
+KV_TEST_MAIN_OF(the_program, begin_test, end_test)

@@ -8,8 +8,6 @@
 #define LENGTH  90u
 #define NEW     6u
 
-static const char *program;
-static rig_t rig;
 static uint32_t prompts[PROMPTS][LENGTH];
 
 static kve_parallel_t *create_ranks(uint32_t ranks, int store, int dbo)
@@ -18,7 +16,7 @@ static kve_parallel_t *create_ranks(uint32_t ranks, int store, int dbo)
 							 .cache_blocks = 32,
 							 .max_running = 4,
 							 .store = store,
-							 .socket = rig.socket,
+							 .socket = the_rig.socket,
 							 .program = "test",
 							 .load_ms = 120000,
 							 .attach_ms = 60000},
@@ -74,7 +72,7 @@ KV_TEST(p1_what_one_data_parallel_rank_has_saved_another_loads)
 	answers = ask_all(p, &loaded, &first);
 	kve_parallel_destroy(p);
 
-	rig_start(&rig);
+	rig_start(&the_rig);
 	p = create_ranks(2, 1, 0);
 	assert_true(ask_all(p, &loaded, &first) == answers);
 	assert_int_equal(loaded, 0);
@@ -84,32 +82,13 @@ KV_TEST(p1_what_one_data_parallel_rank_has_saved_another_loads)
 	assert_int_equal(second, 10101);
 	kve_parallel_destroy(p);
 
-	rig_wait_written(&rig);
-	rig_kill(&rig);
-	rig_start(&rig);
+	rig_wait_written(&the_rig);
+	rig_kill(&the_rig);
+	rig_start(&the_rig);
 	p = create_ranks(4, 1, 1);
 	assert_true(ask_all(p, &loaded, &first) == answers);
 	assert_int_equal(loaded, whole);
 	kve_parallel_destroy(p);
 }
 
-static int begin_test(void **state)
-{
-	(void)state;
-	rig_init(&rig, program);
-
-	return 0;
-}
-
-static int end_test(void **state)
-{
-	(void)state;
-	if (rig.pid) {
-		rig_check_quiet(&rig);
-	}
-	rig_fini(&rig);
-
-	return 0;
-}
-
-KV_TEST_MAIN_OF(program, begin_test, end_test)
+KV_TEST_MAIN_OF(the_program, begin_rig, end_rig)
