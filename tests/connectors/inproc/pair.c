@@ -133,7 +133,8 @@ static token_t token_at(const side_t *side, const pair_prompt_t *prompt, uint32_
 {
 	const side_shape_t *shape = &side->shape;
 	const size_t bytes = shape->payload / 2u / shape->tokens;
-	uint8_t *block = (uint8_t *)side->base[part / 2u] + prompt->blocks[token / shape->tokens] * shape->stride;
+	uint8_t *block =
+		(uint8_t *)side->base[part / 2u] + (size_t)prompt->blocks[token / shape->tokens] * shape->stride;
 
 	return (token_t){block + (part % 2u * shape->tokens + token % shape->tokens) * bytes, bytes};
 }
