@@ -17,14 +17,19 @@ static inline void stage_keys(void)
 	u_chain(&keys_[7], 2, &fork_[8], 504);
 }
 
-static inline void stage(uint32_t cpu, uint32_t disk)
+/* The space is in memory of the GPU, if there is one. */
+static inline void stage_in(const u_config_t *config)
 {
-	universe_init(&u_,
-		      &(u_config_t){.cpu_slots = cpu, .disk_slots = disk, .max_blocks = 4096, .seed = kv_test_seed()},
-		      NULL);
+	universe_init(&u_, config, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
+	u_.memory = config->gpu_slots > 0;
 	space_ = u_space(&u_, 0, "model");
 	stage_keys();
+}
+
+static inline void stage(uint32_t cpu, uint32_t disk)
+{
+	stage_in(&(u_config_t){.cpu_slots = cpu, .disk_slots = disk});
 }
 
 static inline void stage_end(void)

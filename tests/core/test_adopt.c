@@ -3,7 +3,7 @@
 
 KV_TEST(p1_a_reset_is_kept_before_it_is_answered)
 {
-	const u_config_t config = {.cpu_slots = 16, .gpu_slots = 16, .max_blocks = 64, .seed = kv_test_seed()};
+	const u_config_t config = {.cpu_slots = 16, .gpu_slots = 16, .max_blocks = 64};
 	static universe_t u;
 	kvd_space_info_t space;
 	kv_msg_t ask, reply;

@@ -22,7 +22,6 @@ static void stage_off(void)
 	u_config_t config = config_;
 
 	config.disk_off = 0;
-	config.seed = kv_test_seed();
 	universe_init(&u_, &config, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");
@@ -141,7 +140,6 @@ STAGE_TEST(p5_index_room_is_made_while_the_tier_attaches, stage_off())
 
 	universe_kill(&u_, &disk_);
 	config.max_blocks = CHAINS * LONG;
-	config.seed = kv_test_seed();
 	universe_init(&u_, &config, &disk_);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");

@@ -186,10 +186,7 @@ KV_TEST(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each)
 	enum { MANY = 50000 };
 	static kv_key_t many[MANY];
 
-	universe_init(
-		&u_,
-		&(u_config_t){.cpu_slots = MANY, .disk_slots = MANY, .max_blocks = 2 * MANY, .seed = kv_test_seed()},
-		NULL);
+	universe_init(&u_, &(u_config_t){.cpu_slots = MANY, .disk_slots = MANY, .max_blocks = 2 * MANY}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");
 	u_.group = 1;

@@ -7,12 +7,7 @@
 
 static void stage_share(uint64_t share, uint64_t most)
 {
-	universe_init(&u_,
-		      &(u_config_t){.cpu_slots = 256,
-				    .max_blocks = 4096,
-				    .share = {[0] = {share}, [1] = {share}},
-				    .seed = kv_test_seed()},
-		      NULL);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 256, .share = {[0] = {share}, [1] = {share}}}, NULL);
 	u_.core->config.max_handover_bytes = most;
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	d_ = u_join(&u_, 0, "decode", 2, 0);
@@ -46,7 +41,6 @@ KV_TEST(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once)
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 12 * 4096);
 	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_OK);
-	universe_check(&u_);
 	stage_end();
 }
 
@@ -56,8 +50,7 @@ KV_TEST(p5_hand_overs_in_gpu_memory_end_at_its_share)
 	kv_msg_acquire_reply_t reply;
 	u_lease_t lease;
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 32, .max_blocks = 4096, .seed = kv_test_seed()},
-		      NULL);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 32}, NULL);
 	u_.core->config.max_handover_bytes = 4 * 4096;
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	d_ = u_join(&u_, 0, "decode", 2, 0);
@@ -89,8 +82,7 @@ KV_TEST(p7_hand_overs_in_two_memories_live_apart)
 	kv_msg_handover_send_reply_t sent;
 	kv_msg_handover_recv_reply_t got;
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 64, .max_blocks = 4096, .seed = kv_test_seed()},
-		      NULL);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 64}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	d_ = u_join(&u_, 0, "decode", 2, 0);
 	u_.group_count = 1;
@@ -134,11 +126,7 @@ KV_TEST(p5_promotions_leave_room_for_hand_overs)
 	u_member_t *other;
 
 	universe_init(&u_,
-		      &(u_config_t){.cpu_slots = 64,
-				    .gpu_slots = 32,
-				    .max_blocks = 4096,
-				    .share = {[0] = {[KVD_SHARE_GPU] = 32 * 4096}},
-				    .seed = kv_test_seed()},
+		      &(u_config_t){.cpu_slots = 64, .gpu_slots = 32, .share = {[0] = {[KVD_SHARE_GPU] = 32 * 4096}}},
 		      NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	d_ = u_join(&u_, 0, "decode", 2, 0);
@@ -168,13 +156,12 @@ KV_TEST(p5_promotions_leave_room_for_hand_overs)
 	stage_end();
 }
 
-KV_TEST(p5_hand_overs_and_leases_end_at_the_share_together)
+STAGE_TEST(p5_hand_overs_and_leases_end_at_the_share_together, stage_share(32 * 4096, 32 * 4096))
 {
 	static char tail[4 * 4096];
 	kv_msg_acquire_reply_t reply;
 	u_lease_t lease;
 
-	stage_share(32 * 4096, 32 * 4096);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 24), 16);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 24, 28), 4);
@@ -195,8 +182,6 @@ KV_TEST(p5_hand_overs_and_leases_end_at_the_share_together)
 	universe_check(&u_);
 	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 28, 0, &lease, &reply), KV_OK);
 	assert_int_equal(reply.n, 8 + 32 - 12 - 4); /* what both share, and what is left */
-	universe_check(&u_);
-	stage_end();
 }
 
 /* Pins and tail of one chunk are one demand; and so is a tail alone. */
@@ -231,14 +216,13 @@ KV_TEST(p5_pins_and_tail_of_a_chunk_are_counted_together)
 	stage_end();
 }
 
-KV_TEST(p5_a_producer_is_told_when_there_is_room)
+STAGE_TEST(p5_a_producer_is_told_when_there_is_room, stage_two(128, 0))
 {
 	u_send_t send = {
 		.transfer = "u", .space = &space_, .keys = fork_, .n = 8, .groups = U_FULL, .last = 1, .await_room = 1};
 	uint64_t first;
 	u_member_t *waits;
 
-	stage_two(128, 0);
 	waits = u_join(&u_, 0, "waits", 2, 0);
 	u_chain(NULL, 77, fork_, 8);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -269,7 +253,6 @@ KV_TEST(p5_a_producer_is_told_when_there_is_room)
 	assert_int_equal(u_.core->ns[0]->room_waiters.head, KVD_NONE);
 	u_.core->config.max_handover_bytes = 0;
 	u_tick(&u_, 2);
-	stage_end();
 }
 
 /* ---- what nobody has claimed ----------------------------------------------------------------- */
@@ -378,7 +361,6 @@ KV_TEST(p5_what_a_killed_consumer_had_claimed_gives_way)
 	advance(U_HANDOVER_MIN_TTL_NS);
 	advance(U_HANDOVER_MIN_TTL_NS);
 	assert_int_equal(send_prompt(other, "o", 4, 0), KV_OK);
-	universe_check(&u_);
 	stage_end();
 }
 
@@ -393,7 +375,6 @@ KV_TEST(p5_what_nobody_has_claimed_gives_way_at_the_limit_of_its_producer)
 	assert_int_equal(send_prompt(m_, "e", 0, 0), KV_ERR_LIMIT);
 	assert_int_equal(recv(d_, "a", 0), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_FAILED);
-	universe_check(&u_);
 	stage_end();
 }
 
@@ -425,12 +406,11 @@ KV_TEST(p5_a_producer_that_waits_is_told_when_others_have_had_their_time)
 
 /* Two such pairs may each keep what the other lacks: the consumer of the one that was refused first computes the rest,
  * and the other producer goes on. */
-KV_TEST(p5_no_consumer_waits_long_for_a_producer_without_room)
+STAGE_TEST(p5_no_consumer_waits_long_for_a_producer_without_room, stage_share(128 * 4096, 16 * 4096))
 {
 	u_send_t send[2] = {{.transfer = "a", .space = &space_, .keys = keys_, .groups = U_FULL},
 			    {.transfer = "b", .space = &space_, .keys = fork_, .groups = U_FULL}};
 
-	stage_share(128 * 4096, 16 * 4096);
 	u_chain(NULL, 77, fork_, 12);
 	for (uint32_t i = 0; i < 2; i++) {
 		assert_int_equal(u_put(&u_, m_, &space_, send[i].keys, 0, 12), 12);
@@ -460,16 +440,13 @@ KV_TEST(p5_no_consumer_waits_long_for_a_producer_without_room)
 	check_notice(d_, send[1].number, KV_HANDOVER_SENDING, 0, KV_OK);
 	advance(UINT64_C(60000000000));
 	check_notice(d_, send[1].number, KV_HANDOVER_ENDED, 0, KV_ERR_TIMEOUT); /* as it has asked */
-	universe_check(&u_);
-	stage_end();
 }
 
 /* One that comes when its producer lacks room already has no more time; one without room has none to lose. */
-KV_TEST(p5_a_consumer_that_comes_to_a_producer_without_room_is_told_soon)
+STAGE_TEST(p5_a_consumer_that_comes_to_a_producer_without_room_is_told_soon, stage_share(128 * 4096, 4 * 4096))
 {
 	u_send_t send = {.transfer = "a", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL};
 
-	stage_share(128 * 4096, 4 * 4096);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
 	send.number = sent_.number;
@@ -480,17 +457,14 @@ KV_TEST(p5_a_consumer_that_comes_to_a_producer_without_room_is_told_soon)
 	assert_int_equal(got_.state, KV_HANDOVER_SENDING);
 	advance(2 * KVD_HANDOVER_LACK_NS);
 	check_notice(d_, send.number, KV_HANDOVER_FAILED, 0, KV_ERR_FULL);
-	universe_check(&u_);
-	stage_end();
 }
 
 /* Those that one tick looks at first want more than has come free. The one after them wants less, and is told. */
-KV_TEST(p5_no_producer_that_waits_for_room_is_forgotten)
+STAGE_TEST(p5_no_producer_that_waits_for_room_is_forgotten, stage_share(128 * 4096, PROMPT * 4096))
 {
 	static u_member_t waits[65];
 	u_send_t send = {.space = &space_, .groups = U_FULL, .last = 1, .await_room = 1};
 
-	stage_share(128 * 4096, PROMPT * 4096);
 	for (uint32_t i = 0; i < 3; i++) {
 		u_chain(NULL, 100 + i, prompts_[i], PROMPT);
 		assert_int_equal(u_put(&u_, m_, &space_, prompts_[i], 0, PROMPT), PROMPT);
@@ -518,16 +492,12 @@ KV_TEST(p5_no_producer_that_waits_for_room_is_forgotten)
 	for (uint32_t i = 0; i < KV_COUNT_OF(waits); i++) {
 		u_left(&u_, &waits[i]);
 	}
-	stage_end();
 }
 
 /* Blocks that are only on disk take no memory, but a place in the index. */
 KV_TEST(p5_hand_overs_end_at_the_share_of_the_index)
 {
-	universe_init(
-		&u_,
-		&(u_config_t){.cpu_slots = 64, .max_blocks = 4096, .share = {[0] = {0, 0, 20}}, .seed = kv_test_seed()},
-		NULL);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .share = {[0] = {0, 0, 20}}}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");
 	stage_keys();
@@ -545,7 +515,6 @@ KV_TEST(p5_hand_overs_end_at_the_share_of_the_index)
 		       &(u_send_t){.transfer = "u", .space = &space_, .keys = fork_, .n = 12, .groups = U_FULL},
 		       &sent_),
 		KV_OK);
-	universe_check(&u_);
 	stage_end();
 }
 
@@ -559,9 +528,8 @@ static const char *numbered(char kind, uint32_t i)
 	return name;
 }
 
-KV_TEST(p5_entries_of_a_namespace_and_of_an_instance_are_capped)
+STAGE_TEST(p5_entries_of_a_namespace_and_of_an_instance_are_capped, stage_two(64, 0))
 {
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_.core->config.max_leases = 40;
 	for (uint32_t i = 0; i < 40; i++) {
@@ -575,16 +543,13 @@ KV_TEST(p5_entries_of_a_namespace_and_of_an_instance_are_capped)
 	assert_int_equal(recv(d_, "p0", 0), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	assert_int_equal(recv(d_, "c99", 0), KV_OK);
-	universe_check(&u_);
-	stage_end();
 }
 
 /* Sixty-four are all that there may be. The newest of them is live work. */
-KV_TEST(p5_what_nobody_has_claimed_gives_way_at_the_limit_of_entries)
+STAGE_TEST(p5_what_nobody_has_claimed_gives_way_at_the_limit_of_entries, stage_two(64, 0))
 {
 	u_member_t *other;
 
-	stage_two(64, 0);
 	other = u_join(&u_, 0, "other", 2, 0);
 	u_.core->config.max_leases = 64;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
@@ -614,15 +579,13 @@ KV_TEST(p5_what_nobody_has_claimed_gives_way_at_the_limit_of_entries)
 	assert_int_equal(send_first("p0", 4, U_FULL, 1), KV_OK); /* the name may be used again, and was told once */
 	assert_int_equal(recv(d_, "p0", 0), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
-	stage_end();
 }
 
 /* A node that gives memory back ends what is handed over last of all, and says so. */
-KV_TEST(p5_forced_eviction_fails_the_entry_and_says_so)
+STAGE_TEST(p5_forced_eviction_fails_the_entry_and_says_so, stage_two(64, 0))
 {
 	uint32_t block;
 
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
@@ -630,17 +593,14 @@ KV_TEST(p5_forced_eviction_fails_the_entry_and_says_so)
 	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 0), KV_MISS);
 	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 1), KV_OK);
 	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);
-	universe_check(&u_);
-	stage_end();
 }
 
 /* Thousands end with one member: in quanta, and a request in between finds what is true. */
-KV_TEST(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta)
+STAGE_TEST(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta, stage_two(64, 0))
 {
 	char name[16];
 	uint32_t quanta = 0;
 
-	stage_two(64, 0);
 	u_.core->config.max_leases = 2000;
 	u_.core->config.max_handovers = 2000;
 	u_.core->handovers.limit = 2000;
@@ -660,5 +620,4 @@ KV_TEST(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta)
 	universe_check(&u_);
 	assert_int_equal(u_.core->pins.used, 0);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
-	stage_end();
 }

@@ -108,7 +108,7 @@ KV_TEST(p6_room_for_a_child_is_not_made_by_evicting_its_parent)
 	static u_put_t copy;
 	kv_key_t chain[2];
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = 1024, .max_blocks = 256, .seed = kv_test_seed()}, NULL);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 1024, .max_blocks = 256}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");
 	stage_keys();
@@ -411,7 +411,7 @@ KV_TEST(p5_a_long_put_is_published_in_several_ticks)
 	u_member_t *other;
 	uint64_t put;
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = 4096, .max_blocks = 8192, .seed = kv_test_seed()}, NULL);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 4096, .max_blocks = 8192}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	other = u_join(&u_, 1, "other", 2, 0);
 	space_ = u_space(&u_, 0, "model");

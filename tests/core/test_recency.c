@@ -116,8 +116,7 @@ static void play(story_t *s, kv_tier_t tier, kvd_policy_kind_t policy, uint32_t 
 				 .gpu = &s->gpu,
 				 .disk_slots = SLOTS,
 				 .max_blocks = 512,
-				 .policy = policy,
-				 .seed = kv_test_seed()};
+				 .policy = policy};
 	enter(s);
 	put_chains(s);
 	for (uint32_t i = 0; i < restarts; i++) {

@@ -48,7 +48,7 @@ KV_TEST(p5_what_is_kept_of_each_gpu_ends_at_the_share_of_it)
 	fake_tier_t other;
 	uint32_t memory;
 
-	stage(&(u_config_t){.cpu_slots = 8, .gpu_slots = 16, .max_blocks = 999, .seed = kv_test_seed()});
+	stage(&(u_config_t){.cpu_slots = 8, .gpu_slots = 16, .max_blocks = 999});
 	fake_tier_init(&other, 0, 24, kv_test_seed());
 	other.device = 1;
 	assert_int_equal(kvd_core_add_memory(u_.core, &other.tier, &memory), KV_OK);
@@ -115,13 +115,12 @@ static kv_status_t acquire(uint32_t ns, uint32_t c, uint32_t n, uint32_t skip, u
 /* ---- the index ------------------------------------------------------------------------------- */
 
 /* The promise: an index filled by one namespace admits another, whatever class and tier its blocks are in. */
-KV_TEST(p5_an_index_full_of_one_namespace_admits_another)
+STAGE_TEST(p5_an_index_full_of_one_namespace_admits_another,
+	   stage(&(u_config_t){.cpu_slots = 900,
+			       .disk_slots = 900,
+			       .max_blocks = 512,
+			       .share = {[0] = {0, 0, 256}, [1] = {0, 0, 256}}}))
 {
-	stage(&(u_config_t){.cpu_slots = 900,
-			    .disk_slots = 900,
-			    .max_blocks = 512,
-			    .share = {[0] = {0, 0, 256}, [1] = {0, 0, 256}},
-			    .seed = kv_test_seed()});
 	for (uint32_t c = 0; c < 20; c++) {
 		put_chain(0, c);
 		for (uint32_t i = 0; i < DEPTH && c % 2; i++) { /* half of them are on disk only */
@@ -139,16 +138,12 @@ KV_TEST(p5_an_index_full_of_one_namespace_admits_another)
 		put_chain(0, c);
 	}
 	assert_int_equal(visible_of(1, 8), 256);
-	stage_end();
 }
 
 /* Of two namespaces over their shares the one that is further over gives its coldest blocks. */
-KV_TEST(p5_the_namespace_furthest_over_its_share_gives)
+STAGE_TEST(p5_the_namespace_furthest_over_its_share_gives,
+	   stage(&(u_config_t){.cpu_slots = 400, .max_blocks = 320, .share = {[0] = {0, 0, 64}, [1] = {0, 0, 128}}}))
 {
-	stage(&(u_config_t){.cpu_slots = 400,
-			    .max_blocks = 320,
-			    .share = {[0] = {0, 0, 64}, [1] = {0, 0, 128}},
-			    .seed = kv_test_seed()});
 	for (uint32_t c = 0; c < 5; c++) {
 		put_chain(1, c); /* 160, 32 over */
 	}
@@ -164,22 +159,19 @@ KV_TEST(p5_the_namespace_furthest_over_its_share_gives)
 	put_chain(0, 5);
 	assert_int_equal(visible_of(1, 7), 6 * DEPTH);
 	assert_int_equal(visible_of(0, 6), 4 * DEPTH);
-	stage_end();
 }
 
 /* ---- what cannot be reclaimed ---------------------------------------------------------------- */
 
 /* Skipped blocks are pinned like the others, and a block that many leases pin is counted once. */
-KV_TEST(p5_pins_end_at_the_share_and_count_once)
+STAGE_TEST(p5_pins_end_at_the_share_and_count_once,
+	   stage(&(u_config_t){
+		   .cpu_slots = 300, .max_blocks = 512, .share = {[0] = {100 * BLOCK}, [1] = {100 * BLOCK}}}))
 {
 	static u_lease_t leases[8];
 	kv_msg_acquire_reply_t reply;
 	uint32_t pinned = 0;
 
-	stage(&(u_config_t){.cpu_slots = 300,
-			    .max_blocks = 512,
-			    .share = {[0] = {100 * BLOCK}, [1] = {100 * BLOCK}},
-			    .seed = kv_test_seed()});
 	for (uint32_t c = 0; c < 8; c++) {
 		put_chain(0, c); /* 256 blocks, far over its share */
 	}
@@ -209,21 +201,18 @@ KV_TEST(p5_pins_end_at_the_share_and_count_once)
 		put_chain(1, c);
 		assert_int_equal(visible(1, c), DEPTH);
 	}
-	stage_end();
 }
 
 /* Slots of unfinished puts, those in quarantine too, end at the share, with the parents the puts pin. */
-KV_TEST(p5_unfinished_and_quarantined_slots_end_at_the_share)
+STAGE_TEST(p5_unfinished_and_quarantined_slots_end_at_the_share,
+	   stage(&(u_config_t){
+		   .cpu_slots = 300, .max_blocks = 512, .share = {[0] = {100 * BLOCK}, [1] = {100 * BLOCK}}}))
 {
 	kv_msg_put_start_reply_t reply;
 	static u_put_t puts[8];
 	kv_key_t keys[DEPTH];
 	uint32_t slots = 0;
 
-	stage(&(u_config_t){.cpu_slots = 300,
-			    .max_blocks = 512,
-			    .share = {[0] = {100 * BLOCK}, [1] = {100 * BLOCK}},
-			    .seed = kv_test_seed()});
 	for (uint32_t c = 0; c < 8; c++) {
 		chain_of(0, c, keys);
 		if (u_put_start(&u_, m_[0], &space_[0], keys, 0, DEPTH, 0, &puts[c], &reply) == KV_OK) {
@@ -236,11 +225,11 @@ KV_TEST(p5_unfinished_and_quarantined_slots_end_at_the_share)
 	assert_int_equal(kvd_share_irreclaimable(u_.core, u_.ns[0], KVD_HOST_MEM), 100 * BLOCK);
 	put_chain(1, 0);
 	assert_int_equal(visible(1, 0), DEPTH);
-	stage_end();
 }
 
 /* Half of the share is an instance's. */
-KV_TEST(p5_an_instance_has_half_of_its_namespaces_share)
+STAGE_TEST(p5_an_instance_has_half_of_its_namespaces_share,
+	   stage(&(u_config_t){.cpu_slots = 300, .max_blocks = 512, .share = {[0] = {40 * BLOCK}}}))
 {
 	kv_msg_put_start_reply_t reply;
 	kv_msg_acquire_reply_t leased;
@@ -248,8 +237,6 @@ KV_TEST(p5_an_instance_has_half_of_its_namespaces_share)
 	static u_put_t put;
 	kv_key_t keys[DEPTH];
 
-	stage(&(u_config_t){
-		.cpu_slots = 300, .max_blocks = 512, .share = {[0] = {40 * BLOCK}}, .seed = kv_test_seed()});
 	u_.core->config.max_pinned_bytes = u_.core->config.max_unfinished_bytes = 0;
 	chain_of(0, 0, keys);
 	assert_int_equal(u_put(&u_, m_[0], &space_[0], keys, 0, DEPTH), 20);
@@ -262,15 +249,14 @@ KV_TEST(p5_an_instance_has_half_of_its_namespaces_share)
 	chain_of(0, 2, keys);
 	assert_int_equal(u_put_start(&u_, m_[0], &space_[0], keys, 0, DEPTH, 0, &put, &reply), KV_OK);
 	assert_int_equal(put.n, 16); /* 20 pinned and 4 unfinished of 40 */
-	stage_end();
 }
 
 /* Without a configured share each has an equal part of what is left. */
-KV_TEST(p5_shares_that_are_not_configured_are_equal)
+STAGE_TEST(p5_shares_that_are_not_configured_are_equal,
+	   stage(&(u_config_t){.cpu_slots = 300, .disk_slots = 200, .max_blocks = 512}))
 {
 	const kvd_parts_t none = {0}, some = {.given = {[KVD_SHARE_INDEX] = 100}};
 
-	stage(&(u_config_t){.cpu_slots = 300, .disk_slots = 200, .max_blocks = 512, .seed = kv_test_seed()});
 	for (uint32_t n = 0; n < 2; n++) {
 		assert_int_equal(kvd_namespace_share(u_.core, u_.ns[n], &none), KV_OK);
 	}
@@ -284,7 +270,6 @@ KV_TEST(p5_shares_that_are_not_configured_are_equal)
 	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_INDEX), 100);
 	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_CPU), 150 * BLOCK);
 	assert_int_equal(kvd_namespace_share(u_.core, 7, &some), KV_ERR_ARG);
-	stage_end();
 }
 
 /* A disk that has more blocks than the index has room for: each namespace has its share back, and what one leaves idle
@@ -297,7 +282,6 @@ static void recovery(uint32_t chains, uint32_t own, uint32_t others)
 			     .share = {[0] = {0, 0, 512}, [1] = {0, 0, 512}}};
 	fake_tier_t disk;
 
-	config.seed = kv_test_seed();
 	stage(&config);
 	for (uint32_t c = 0; c < 12; c++) {
 		put_chain(0, c);
@@ -336,8 +320,7 @@ KV_TEST(p5_a_maximum_ends_what_a_namespace_borrows)
 				   .disk_file_slots = 10,
 				   .max_blocks = 512,
 				   .share = {[1] = {[KVD_SHARE_INDEX] = 64}},
-				   .max = {[0] = {120 * BLOCK, 55 * BLOCK, 100}},
-				   .seed = kv_test_seed()};
+				   .max = {[0] = {120 * BLOCK, 55 * BLOCK, 100}}};
 
 	stage(&config);
 	for (uint32_t c = 0; c < 8; c++) {
@@ -367,7 +350,7 @@ KV_TEST(p5_a_maximum_ends_what_a_namespace_borrows)
 /* A real pool: SLABS slabs of one chain of DEPTH blocks each, half of them each namespace's share. */
 static void stage_pool(void)
 {
-	u_config_t config = {.max_blocks = 4096, .seed = kv_test_seed()};
+	u_config_t config = {0};
 
 	config.pool = (kvs_pool_config_t){
 		.limit_bytes = 24576u + SLABS * (SLAB + 12288u), .slab_bytes = SLAB, .huge = KVS_HUGE_OFF};
@@ -390,7 +373,6 @@ static void tick_times(uint32_t n)
 			}
 		}
 	}
-	universe_check(&u_);
 }
 
 static void other_comes(void)
@@ -542,8 +524,7 @@ static uint32_t on_disk(uint32_t ns, const kvd_space_info_t *space, uint32_t c)
  * keeps the rest, its hottest. */
 KV_TEST(p5_a_disk_full_of_an_unopened_model_takes_the_next_one)
 {
-	u_config_t config = {
-		.cpu_slots = 600, .disk_slots = 512, .disk_file_slots = 32, .max_blocks = 2048, .seed = kv_test_seed()};
+	u_config_t config = {.cpu_slots = 600, .disk_slots = 512, .disk_file_slots = 32, .max_blocks = 2048};
 	kvd_space_info_t next;
 	fake_tier_t disk;
 	uint32_t old = 0;
@@ -583,8 +564,7 @@ KV_TEST(p5_a_disk_full_of_an_unopened_model_takes_the_next_one)
 /* A namespace that is no longer configured has a share of 0. */
 KV_TEST(p5_blocks_of_a_removed_namespace_are_evicted_first)
 {
-	u_config_t config = {
-		.cpu_slots = 600, .disk_slots = 256, .disk_file_slots = 32, .max_blocks = 280, .seed = kv_test_seed()};
+	u_config_t config = {.cpu_slots = 600, .disk_slots = 256, .disk_file_slots = 32, .max_blocks = 280};
 	fake_tier_t disk;
 
 	stage(&config);

@@ -145,12 +145,12 @@ typedef struct u_config {
 	int disk_off;             /* there is one, and it comes later: kvd_core_take_in() */
 	uint32_t disk_file_slots; /* 0: disk slots have no files */
 	kvs_pool_config_t pool;   /* limit_bytes > 0: a real pool is the CPU tier */
-	uint64_t max_blocks;
-	uint32_t max_spaces; /* 0: 64 */
+	uint64_t max_blocks;      /* 0: 4096 */
+	uint32_t max_spaces;      /* 0: 64 */
 	kvd_policy_kind_t policy;
 	uint64_t share[2][KVD_SHARES]; /* of the namespaces; 0: no end */
 	uint64_t max[2][KVD_SHARES];   /* likewise */
-	uint64_t seed;
+	uint64_t seed;                 /* 0: that of the run */
 } u_config_t;
 
 /* The first bytes of a block: those of another key or group are never the same. */
