@@ -55,6 +55,11 @@ static inline const char *kv_test_program(const char *built)
 	return path[turn];
 }
 
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+/* Short rows of a table: clang-format puts as many into a line as there is room for. */
+#define KV_ROWS(...) __VA_ARGS__
+
 /* ---- random numbers (splitmix64) ------------------------------------------------------------- */
 
 typedef struct kv_test_rng {

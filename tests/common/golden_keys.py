@@ -121,7 +121,7 @@ def main():
         for i in range(4):
             state = unit_into(state, [token(i * unit + j) for j in range(unit)])
             keys.append('"%s"' % key(state))
-        print("\t{%d,\n\t %d,\n\t {%s}}," % (unit, epoch, ",\n\t  ".join(keys)))
+        print("\t{%d, %d,\n\t {%s,\n\t  %s}}," % (unit, epoch, ", ".join(keys[:2]), ", ".join(keys[2:])))
     print("};\n")
     print("typedef struct golden_extra {\n\tuint32_t extra_len;\n\tuint32_t unit;\n\tconst char *first;\n\tconst char *second;\n} golden_extra_t;\n")
     print("/* One unit with extra keys (byte i is (i * 7 + 3) % 256), then one without; epoch 0. */")

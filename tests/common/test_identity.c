@@ -219,28 +219,10 @@ static kv_status_t groups_of(const char *hash_tokens, const char *groups, kv_gro
 KV_TEST(p10_groups_are_read_or_refused)
 {
 	static const char *const malformed[] = {
-		"",
-		"0",
-		"0:full",
-		"0:full:",
-		"0:full:0",
-		"0:full:24",
-		"0:full:16,",
-		",0:full:16",
-		"0:full:16,0:full:16",
-		"1:full:16,0:full:16",
-		"00:full:16",
-		"0:full:016",
-		"256:full:16",
-		"0:full:16 ",
-		"0:none:16",
-		"0:full:4112",
-		"0:full:16:5",
-		"0:window:16",
-		"0:window:16:0",
-		"-1:full:16",
-		"0:full:99999999999999999999",
-	};
+		KV_ROWS("", "0", "0:full", "0:full:", "0:full:0", "0:full:24", "0:full:16,", ",0:full:16",
+			"0:full:16,0:full:16", "1:full:16,0:full:16", "00:full:16", "0:full:016", "256:full:16",
+			"0:full:16 ", "0:none:16", "0:full:4112", "0:full:16:5", "0:window:16", "0:window:16:0",
+			"-1:full:16", "0:full:99999999999999999999")};
 	static const char *const bad_units[] = {"", "0", "016", "x", "16x", "4097"};
 	kv_group_t groups[4];
 	uint32_t count = 0;

@@ -31,6 +31,8 @@ static void close_pipe(void)
 	close(ends[1]);
 }
 
+#define PIPE_TEST(name) KV_TEST_BETWEEN(name, open_pipe(), close_pipe())
+
 static size_t read_pipe(char *out, size_t cap)
 {
 	ssize_t n = read(ends[0], out, cap - 1);
@@ -40,14 +42,13 @@ static size_t read_pipe(char *out, size_t cap)
 	return n > 0 ? (size_t)n : 0;
 }
 
-KV_TEST(a_line_has_time_level_component_and_sentence)
+PIPE_TEST(a_line_has_time_level_component_and_sentence)
 {
 	struct timespec before, after;
 	struct tm utc = {0};
 	time_t said;
 	char out[4096];
 
-	open_pipe();
 	clock_gettime(CLOCK_REALTIME, &before);
 	kv_log(KV_LOG_WARN, "nvme", "read failed slot %d", 7);
 	clock_gettime(CLOCK_REALTIME, &after);
@@ -56,14 +57,12 @@ KV_TEST(a_line_has_time_level_component_and_sentence)
 	said = timegm(&utc);
 	assert_true(said >= before.tv_sec && said <= after.tv_sec);
 	assert_string_equal(out + 23, "Z warn  nvme: read failed slot 7\n");
-	close_pipe();
 }
 
-KV_TEST(lines_above_the_level_are_dropped)
+PIPE_TEST(lines_above_the_level_are_dropped)
 {
 	char out[4096];
 
-	open_pipe();
 	kv_log(KV_LOG_DEBUG, "core", "no");
 	kv_log_line(KV_LOG_DEBUG, "core", "no");
 	assert_int_equal(read_pipe(out, sizeof out), 0);
@@ -71,14 +70,12 @@ KV_TEST(lines_above_the_level_are_dropped)
 	assert_int_equal(kv_log_level(), KV_LOG_DEBUG);
 	kv_env_posix.log(NULL, KV_LOG_DEBUG, "core", "yes");
 	assert_true(read_pipe(out, sizeof out) > 0);
-	close_pipe();
 }
 
-KV_TEST(p10_a_line_cannot_be_forged_or_overrun)
+PIPE_TEST(p10_a_line_cannot_be_forged_or_overrun)
 {
 	char out[8192], longer[5000];
 
-	open_pipe();
 	kv_log(KV_LOG_INFO, "io", "%s", "client a\nerror b\x1b[31m");
 	read_pipe(out, sizeof out);
 	assert_non_null(strstr(out, "client a?error b?[31m\n"));
@@ -87,7 +84,6 @@ KV_TEST(p10_a_line_cannot_be_forged_or_overrun)
 	kv_log_line(KV_LOG_INFO, "io", longer);
 	assert_int_equal(read_pipe(out, sizeof out), 2047);
 	assert_int_equal(out[2046], '\n');
-	close_pipe();
 }
 
 static double seconds(void)
@@ -99,14 +95,13 @@ static double seconds(void)
 	return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-KV_TEST(p5_a_full_pipe_costs_lines_never_time)
+PIPE_TEST(p5_a_full_pipe_costs_lines_never_time)
 {
 	uint64_t before = kv_log_dropped();
 	double start = seconds();
 	char out[70000];
 	int flags;
 
-	open_pipe();
 	flags = fcntl(ends[1], F_GETFL);
 	for (int i = 0; i < 3000; i++) {
 		kv_log(KV_LOG_INFO, "io", "line %d of a log that nobody reads, long enough to fill a pipe", i);
@@ -120,7 +115,6 @@ KV_TEST(p5_a_full_pipe_costs_lines_never_time)
 	for (char *line = strtok(out, "\n"); line; line = strtok(NULL, "\n")) {
 		assert_non_null(strstr(line, "fill a pipe"));
 	}
-	close_pipe();
 }
 
 /* A new terminal, or -1: there are none here. */
@@ -134,28 +128,32 @@ static int open_terminal(int *p_master)
 	return name ? open(name, O_RDWR | O_NOCTTY | O_CLOEXEC) : -1;
 }
 
-/* A terminal with a little room says that it is ready, and then waits for the rest. */
-KV_TEST(p5_a_terminal_that_nobody_reads_costs_lines_never_time)
+/* ends[0] reads what is written to the terminal ends[1]. */
+static void begin_terminal(void)
 {
-	uint64_t before = kv_log_dropped();
-	int master = -1, fd = open_terminal(&master), flags;
-
-	if (fd < 0) {
+	ends[1] = open_terminal(&ends[0]);
+	if (ends[1] < 0) {
 		print_message("# SKIP: no terminals here\n");
 		skip();
 	}
-	flags = fcntl(fd, F_GETFL);
-	kv_log_set_fd(fd);
+	kv_log_set_fd(ends[1]);
+}
+
+#define TERMINAL_TEST(name) KV_TEST_BETWEEN(name, begin_terminal(), close_pipe())
+
+/* A terminal with a little room says that it is ready, and then waits for the rest. */
+TERMINAL_TEST(p5_a_terminal_that_nobody_reads_costs_lines_never_time)
+{
+	uint64_t before = kv_log_dropped();
+	const int flags = fcntl(ends[1], F_GETFL);
+
 	alarm(20);
 	for (int i = 0; i < 3000; i++) {
 		kv_log(KV_LOG_INFO, "io", "line %d of a log that nobody reads, long enough to fill a terminal", i);
 	}
 	alarm(0);
 	assert_true(kv_log_dropped() - before > 1000);
-	assert_int_equal(fcntl(fd, F_GETFL), flags);
-	kv_log_set_fd(-1);
-	close(fd);
-	close(master);
+	assert_int_equal(fcntl(ends[1], F_GETFL), flags);
 }
 
 /* While another process writes to a terminal it looks full, and a write that does not wait is refused: this number of
@@ -190,12 +188,13 @@ ssize_t __wrap_write(int fd, const void *data, size_t n)
 
 /* Bytes of one line. The terminal hands on its text and its newline one after the other, and a read may come between
  * them. */
-static size_t read_line(int master, char *out, size_t cap)
+static size_t read_line(void)
 {
+	char out[4096];
 	size_t len = 0;
 
 	while (len == 0 || out[len - 1] != '\n') {
-		ssize_t n = read(master, out + len, cap - len);
+		ssize_t n = read(ends[0], out + len, sizeof out - len);
 
 		assert_true(n > 0);
 		len += (size_t)n;
@@ -204,24 +203,17 @@ static size_t read_line(int master, char *out, size_t cap)
 	return len;
 }
 
-KV_TEST(p5_a_terminal_that_another_program_writes_to_takes_the_line)
+TERMINAL_TEST(p5_a_terminal_that_another_program_writes_to_takes_the_line)
 {
 	uint64_t before = kv_log_dropped();
-	int master = -1, fd = open_terminal(&master);
-	char out[4096];
 
-	if (fd < 0) {
-		print_message("# SKIP: no terminals here\n");
-		skip();
-	}
-	kv_log_set_fd(fd);
 	kv_log(KV_LOG_INFO, "io", "nil");
-	assert_int_equal(read_line(master, out, sizeof out), 40);
+	assert_int_equal(read_line(), 40);
 	busy_looks = 3;
 	busy_writes = 3;
 	kv_log(KV_LOG_INFO, "io", "one");
 	assert_int_equal(kv_log_dropped(), before);
-	assert_int_equal(read_line(master, out, sizeof out), 40); /* a terminal's newline is two */
+	assert_int_equal(read_line(), 40); /* a terminal's newline is two */
 	assert_int_equal(busy_looks, 0);
 	assert_int_equal(busy_writes, 0);
 
@@ -240,9 +232,6 @@ KV_TEST(p5_a_terminal_that_another_program_writes_to_takes_the_line)
 		assert_int_equal(looks, 2);
 	}
 	assert_int_equal(kv_log_dropped(), before + 4);
-	kv_log_set_fd(-1);
-	close(fd);
-	close(master);
 }
 
 static _Atomic int quiet_;
@@ -366,33 +355,10 @@ KV_TEST(p7_an_engine_survives_a_line_that_nobody_reads_any_more)
 	close(pair[1]);
 }
 
-KV_TEST(a_file_and_a_socket_take_lines_too)
-{
-	char dir[128], path[256], out[4096];
-	int pair[2], fd;
-
-	kv_test_dir_make(dir, sizeof dir);
-	snprintf(path, sizeof path, "%s/log", dir);
-	fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
-	kv_log_set_fd(fd);
-	kv_log(KV_LOG_INFO, "io", "one");
-	kv_log(KV_LOG_INFO, "io", "two");
-	assert_true(pread(fd, out, sizeof out, 0) == 2 * 39 && out[77] == '\n');
-	close(fd);
-	kv_test_dir_remove(dir);
-
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-	kv_log_set_fd(pair[0]);
-	kv_log(KV_LOG_INFO, "io", "three");
-	assert_int_equal(read(pair[1], out, sizeof out), 41);
-	kv_log_set_fd(-1);
-	close(pair[0]);
-	close(pair[1]);
-}
-
 /* Some file systems refuse what would take a lock or a block: XFS often, btrfs every line. */
 static int unready;
 ssize_t __real_pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags);
+ssize_t __wrap_pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags);
 ssize_t __wrap_pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags)
 {
 	if (unready && (flags & RWF_NOWAIT)) {
@@ -403,9 +369,9 @@ ssize_t __wrap_pwritev2(int fd, const struct iovec *parts, int count, off_t offs
 	return __real_pwritev2(fd, parts, count, offset, flags);
 }
 
-KV_TEST(a_file_takes_every_line_when_its_file_system_would_block)
+KV_TEST(a_file_takes_every_line_also_when_its_file_system_would_block)
 {
-	uint64_t before = kv_log_dropped();
+	const uint64_t before = kv_log_dropped();
 	char dir[128], path[256], out[4096];
 	int fd;
 
@@ -413,15 +379,27 @@ KV_TEST(a_file_takes_every_line_when_its_file_system_would_block)
 	snprintf(path, sizeof path, "%s/log", dir);
 	fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
 	kv_log_set_fd(fd);
-	unready = 1;
-	kv_log(KV_LOG_INFO, "io", "one");
-	kv_log(KV_LOG_INFO, "io", "two");
+	for (unready = 0; unready < 2; unready++) {
+		kv_log(KV_LOG_INFO, "io", "one");
+		kv_log(KV_LOG_INFO, "io", "two");
+	}
 	unready = 0;
 	assert_int_equal(kv_log_dropped(), before);
-	assert_true(pread(fd, out, sizeof out, 0) == 2 * 39 && out[77] == '\n');
+	assert_true(pread(fd, out, sizeof out, 0) == 4 * 39 && out[77] == '\n' && out[155] == '\n');
 	kv_log_set_fd(-1);
 	close(fd);
 	kv_test_dir_remove(dir);
+}
+
+KV_TEST(a_socket_takes_lines_too)
+{
+	char out[4096];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+	kv_log_set_fd(ends[1]);
+	kv_log(KV_LOG_INFO, "io", "three");
+	assert_int_equal(read(ends[0], out, sizeof out), 41);
+	close_pipe();
 }
 
 static void *chatter(void *arg)
@@ -433,14 +411,13 @@ static void *chatter(void *arg)
 	return NULL;
 }
 
-KV_TEST(lines_of_several_threads_do_not_mix)
+PIPE_TEST(lines_of_several_threads_do_not_mix)
 {
 	int ids[4] = {0, 1, 2, 3};
 	pthread_t threads[4];
 	char out[70000];
 	unsigned lines = 0;
 
-	open_pipe();
 	fcntl(ends[1], F_SETPIPE_SZ, 1 << 20);
 	for (int i = 0; i < 4; i++) {
 		assert_int_equal(pthread_create(&threads[i], NULL, chatter, &ids[i]), 0);
@@ -454,5 +431,4 @@ KV_TEST(lines_of_several_threads_do_not_mix)
 		}
 	}
 	assert_int_equal(lines, 800);
-	close_pipe();
 }

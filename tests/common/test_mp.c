@@ -5,16 +5,9 @@
 
 #include "mp_compare.h"
 
-static const uint64_t edges[] = {0,          1,
-				 31,         32,
-				 127,        128,
-				 255,        256,
-				 32767,      32768,
-				 65535,      65536,
-				 INT32_MAX,  UINT64_C(1) << 31,
-				 UINT32_MAX, UINT64_C(1) << 32,
-				 INT64_MAX,  UINT64_C(1) << 63,
-				 UINT64_MAX};
+static const uint64_t edges[] = {KV_ROWS(0, 1, 31, 32, 127, 128, 255, 256, 32767, 32768, 65535, 65536, INT32_MAX,
+					 UINT64_C(1) << 31, UINT32_MAX, UINT64_C(1) << 32, INT64_MAX, UINT64_C(1) << 63,
+					 UINT64_MAX)};
 
 #define EDGES (sizeof edges / sizeof edges[0])
 
@@ -95,27 +88,12 @@ KV_TEST(p10_counts_over_the_bytes_left_are_refused)
 	static const struct {
 		const char *data;
 		size_t len;
-	} bad[] = {
-		{"", 0},
-		{"\xdd\xff\xff\xff\xff", 5},
-		{"\xdd\x07\xff\xff\xff", 5},
-		{"\xdf\xff\xff\xff\xff\x00\x00", 7},
-		{"\xdf\x80\x00\x00\x00\x00\x00", 7},
-		{"\xdc\x00\x02\x00", 4},
-		{"\xde\x00\x01\x00", 4},
-		{"\x92\x00", 2},
-		{"\x81\x00", 2},
-		{"\xdb\xff\xff\xff\xff", 5},
-		{"\xc6\xff\xff\xff\xffxxxx", 9},
-		{"\xc9\xff\xff\xff\xff\x01", 6},
-		{"\xc7\x01\x01", 3},
-		{"\xd8\x01", 2},
-		{"\xa1", 1},
-		{"\xc1", 1},
-		{"\xcc", 1},
-		{"\xcb\x00", 2},
-		{"\x91\xc1", 2},
-	};
+	} bad[] = {KV_ROWS({"", 0}, {"\xdd\xff\xff\xff\xff", 5}, {"\xdd\x07\xff\xff\xff", 5},
+			   {"\xdf\xff\xff\xff\xff\x00\x00", 7}, {"\xdf\x80\x00\x00\x00\x00\x00", 7},
+			   {"\xdc\x00\x02\x00", 4}, {"\xde\x00\x01\x00", 4}, {"\x92\x00", 2}, {"\x81\x00", 2},
+			   {"\xdb\xff\xff\xff\xff", 5}, {"\xc6\xff\xff\xff\xffxxxx", 9},
+			   {"\xc9\xff\xff\xff\xff\x01", 6}, {"\xc7\x01\x01", 3}, {"\xd8\x01", 2}, {"\xa1", 1},
+			   {"\xc1", 1}, {"\xcc", 1}, {"\xcb\x00", 2}, {"\x91\xc1", 2})};
 
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
 		kv_mp_reader_t r = {(const uint8_t *)bad[i].data, (const uint8_t *)bad[i].data + bad[i].len};

@@ -229,16 +229,9 @@ KV_TEST(assignments_and_the_environment_follow_the_same_rules)
 KV_TEST(what_is_printed_can_be_read_back)
 {
 	static const char *const settings[][2] = {
-		{"cpu.size", "1536MiB"},
-		{"cpu.slab_size", "4097B"},
-		{"lease.ttl", "90m"},
-		{"lease.ttl", "10500us"},
-		{"nvme.path", "/a b/\xc3\xa9"},
-		{"namespaces", "x,y"},
-		{"policy", "fifo"},
-		{"spin", "no"},
-		{"nvme.queue_depth", "17"},
-	};
+		KV_ROWS({"cpu.size", "1536MiB"}, {"cpu.slab_size", "4097B"}, {"lease.ttl", "90m"},
+			{"lease.ttl", "10500us"}, {"nvme.path", "/a b/\xc3\xa9"}, {"namespaces", "x,y"},
+			{"policy", "fifo"}, {"spin", "no"}, {"nvme.queue_depth", "17"})};
 	char text[KV_OPTION_STRING_MAX];
 	fixture_t f;
 

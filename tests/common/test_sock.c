@@ -17,6 +17,24 @@
 static char dir[128], path[256];
 static int pair[2];
 
+/* What was received last. */
+static uint8_t in_[1 << 16];
+static size_t n_;
+static int fds_[KV_WIRE_MAX_FDS];
+static uint32_t count_;
+
+static kv_status_t receive(int fd)
+{
+	return kv_sock_recv(fd, in_, sizeof in_, &n_, fds_, &count_);
+}
+
+static void close_received(void)
+{
+	for (uint32_t i = 0; i < count_; i++) {
+		close(fds_[i]);
+	}
+}
+
 static int setup(void **state)
 {
 	(void)state;
@@ -62,28 +80,27 @@ static kv_frame_header_t frame(uint32_t body, uint16_t fds)
 
 KV_TEST(a_frame_arrives_with_its_descriptors, setup, teardown)
 {
-	uint8_t body[5] = "body", in[256];
-	int out_fds[3], in_fds[KV_WIRE_MAX_FDS];
+	uint8_t body[5] = "body";
 	kv_frame_header_t header = frame(5, 3);
-	uint32_t count = 9;
-	size_t n, before;
+	int out_fds[3];
+	size_t before;
 
 	for (int i = 0; i < 3; i++) {
 		out_fds[i] = open("/dev/null", O_RDONLY);
 	}
 	before = open_fds();
-	assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, in_fds, &count), KV_PENDING);
-	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, out_fds, &n), KV_OK);
-	assert_int_equal(n, 29);
-	assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, in_fds, &count), KV_OK);
-	assert_int_equal(n, 29);
-	assert_int_equal(count, 3);
-	assert_memory_equal(in, &header, sizeof header);
-	assert_memory_equal(in + 24, body, 5);
+	assert_int_equal(receive(pair[1]), KV_PENDING);
+	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, out_fds, &n_), KV_OK);
+	assert_int_equal(n_, 29);
+	assert_int_equal(receive(pair[1]), KV_OK);
+	assert_int_equal(n_, 29);
+	assert_int_equal(count_, 3);
+	assert_memory_equal(in_, &header, sizeof header);
+	assert_memory_equal(in_ + 24, body, 5);
 	for (int i = 0; i < 3; i++) {
-		assert_int_equal(fcntl(in_fds[i], F_GETFD), FD_CLOEXEC);
-		close(in_fds[i]);
+		assert_int_equal(fcntl(fds_[i], F_GETFD), FD_CLOEXEC);
 	}
+	close_received();
 	assert_int_equal(open_fds(), before);
 	for (int i = 0; i < 3; i++) {
 		close(out_fds[i]);
@@ -92,56 +109,52 @@ KV_TEST(a_frame_arrives_with_its_descriptors, setup, teardown)
 
 KV_TEST(a_frame_can_be_sent_from_any_offset, setup, teardown)
 {
-	uint8_t body[40], in[128];
-	int fds[KV_WIRE_MAX_FDS];
+	uint8_t body[40];
 	kv_frame_header_t header = frame(sizeof body, 0);
-	uint32_t count;
-	size_t n;
 
 	for (size_t i = 0; i < sizeof body; i++) {
 		body[i] = (uint8_t)i;
 	}
 	for (size_t offset = 0; offset < sizeof header + sizeof body; offset++) {
-		assert_int_equal(kv_sock_send(pair[0], &header, body, offset, NULL, &n), KV_OK);
-		assert_int_equal(n, sizeof header + sizeof body - offset);
-		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
-		for (size_t i = 0; i < n; i++) {
+		assert_int_equal(kv_sock_send(pair[0], &header, body, offset, NULL, &n_), KV_OK);
+		assert_int_equal(n_, sizeof header + sizeof body - offset);
+		assert_int_equal(receive(pair[1]), KV_OK);
+		for (size_t i = 0; i < n_; i++) {
 			size_t at = offset + i;
 
-			assert_int_equal(in[i], at < 24 ? ((uint8_t *)&header)[at] : body[at - 24]);
+			assert_int_equal(in_[i], at < 24 ? ((uint8_t *)&header)[at] : body[at - 24]);
 		}
 	}
-	assert_int_equal(kv_sock_send(pair[0], &header, body, 64, NULL, &n), KV_ERR_ARG);
-	assert_int_equal(kv_sock_send(pair[0], &header, NULL, 0, NULL, &n), KV_ERR_ARG);
+	assert_int_equal(kv_sock_send(pair[0], &header, body, 64, NULL, &n_), KV_ERR_ARG);
+	assert_int_equal(kv_sock_send(pair[0], &header, NULL, 0, NULL, &n_), KV_ERR_ARG);
 	header.fds = 1;
-	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, NULL, &n), KV_ERR_ARG);
+	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, NULL, &n_), KV_ERR_ARG);
 	header.fds = KV_WIRE_MAX_FDS + 1;
-	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, fds, &n), KV_ERR_ARG);
-	assert_int_equal(kv_sock_recv(pair[1], in, 0, &n, fds, &count), KV_ERR_ARG);
+	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, fds_, &n_), KV_ERR_ARG);
+	assert_int_equal(kv_sock_recv(pair[1], in_, 0, &n_, fds_, &count_), KV_ERR_ARG);
 }
 
 KV_TEST(p5_a_full_socket_answers_pending_and_the_rest_follows, setup, teardown)
 {
-	static uint8_t body[4 << 20], in[1 << 16];
+	static uint8_t body[4 << 20];
 	kv_frame_header_t header = frame(sizeof body, 0);
-	int fds[KV_WIRE_MAX_FDS];
-	size_t sent = 0, got = 0, n;
-	uint32_t count, full = 0;
+	size_t sent = 0, got = 0;
+	uint32_t full = 0;
 
 	memset(body, 'x', sizeof body);
 	while (got < sizeof header + sizeof body) {
 		kv_status_t status = sent < sizeof header + sizeof body
-					     ? kv_sock_send(pair[0], &header, body, sent, NULL, &n)
+					     ? kv_sock_send(pair[0], &header, body, sent, NULL, &n_)
 					     : KV_PENDING;
 
 		if (status == KV_OK) {
-			sent += n;
+			sent += n_;
 			continue;
 		}
 		assert_int_equal(status, KV_PENDING);
 		full++;
-		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
-		got += n;
+		assert_int_equal(receive(pair[1]), KV_OK);
+		got += n_;
 	}
 	assert_int_equal(sent, got);
 	assert_true(full > 1);
@@ -150,14 +163,10 @@ KV_TEST(p5_a_full_socket_answers_pending_and_the_rest_follows, setup, teardown)
 KV_TEST(p6_a_peer_that_has_gone_is_closed_not_a_signal, setup, teardown)
 {
 	kv_frame_header_t header = frame(0, 0);
-	uint8_t in[64];
-	int fds[KV_WIRE_MAX_FDS];
-	uint32_t count;
-	size_t n;
 
 	close(pair[1]);
-	assert_int_equal(kv_sock_recv(pair[0], in, sizeof in, &n, fds, &count), KV_ERR_CLOSED);
-	assert_int_equal(kv_sock_send(pair[0], &header, NULL, 0, NULL, &n), KV_ERR_CLOSED);
+	assert_int_equal(receive(pair[0]), KV_ERR_CLOSED);
+	assert_int_equal(kv_sock_send(pair[0], &header, NULL, 0, NULL, &n_), KV_ERR_CLOSED);
 	pair[1] = open("/dev/null", O_RDONLY);
 }
 
@@ -192,26 +201,21 @@ KV_TEST(p4_descriptors_nobody_wants_are_closed, setup, teardown)
 {
 	static const int counts[] = {4, 5, 6, 50, 250};
 	unsigned before = open_fds();
-	int fds[KV_WIRE_MAX_FDS];
-	uint32_t count;
-	uint8_t in[64];
-	size_t n;
 
 	for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
 		send_raw(counts[i], 1);
-		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
-		assert_true(count == UINT32_MAX);
-		assert_int_equal(n, 1);
+		assert_int_equal(receive(pair[1]), KV_OK);
+		assert_true(count_ == UINT32_MAX);
+		assert_int_equal(n_, 1);
 		assert_int_equal(open_fds(), before);
 	}
 
 	/* Two messages with descriptors are never taken together. */
 	send_raw(2, 2);
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
-		assert_int_equal(count, 2);
-		close(fds[0]);
-		close(fds[1]);
+		assert_int_equal(receive(pair[1]), KV_OK);
+		assert_int_equal(count_, 2);
+		close_received();
 	}
 	assert_int_equal(open_fds(), before);
 }
@@ -306,10 +310,7 @@ KV_TEST(p6_running_out_of_descriptors_is_an_error_not_a_leak, setup, teardown)
 {
 	unsigned before = open_fds();
 	struct rlimit old, none;
-	int fds[KV_WIRE_MAX_FDS], fd = -7, error = 0;
-	uint32_t count = 0;
-	uint8_t in[64];
-	size_t n;
+	int fd = -7, error = 0;
 
 	send_raw(3, 1);
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
@@ -319,29 +320,24 @@ KV_TEST(p6_running_out_of_descriptors_is_an_error_not_a_leak, setup, teardown)
 	assert_int_equal(error, EMFILE);
 	assert_int_equal(kv_sock_listen(path, 0600, 1, &fd, &error), KV_ERR_IO);
 	assert_int_equal(error, EMFILE);
-	assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
-	assert_true(count == UINT32_MAX);
+	assert_int_equal(receive(pair[1]), KV_OK);
+	assert_true(count_ == UINT32_MAX);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
 	assert_int_equal(fd, -7);
 	assert_int_equal(open_fds(), before);
 	send_raw(3, 1);
-	assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
-	assert_int_equal(count, 3);
-	for (int i = 0; i < 3; i++) {
-		close(fds[i]);
-	}
+	assert_int_equal(receive(pair[1]), KV_OK);
+	assert_int_equal(count_, 3);
+	close_received();
 }
 
 KV_TEST(a_descriptor_that_is_no_socket_is_an_error, setup, teardown)
 {
 	kv_frame_header_t header = frame(0, 0);
-	int fds[KV_WIRE_MAX_FDS], null = open("/dev/null", O_RDWR);
-	uint32_t count;
-	uint8_t in[64];
-	size_t n;
+	int null = open("/dev/null", O_RDWR);
 
-	assert_int_equal(kv_sock_send(null, &header, NULL, 0, NULL, &n), KV_ERR_IO);
-	assert_int_equal(kv_sock_recv(null, in, sizeof in, &n, fds, &count), KV_ERR_IO);
+	assert_int_equal(kv_sock_send(null, &header, NULL, 0, NULL, &n_), KV_ERR_IO);
+	assert_int_equal(receive(null), KV_ERR_IO);
 	close(null);
 }
 

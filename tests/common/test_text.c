@@ -40,40 +40,14 @@ KV_TEST(a_json_string_is_always_valid)
 
 KV_TEST(p10_utf8_that_is_not_shortest_or_is_cut_is_refused)
 {
-	static const char *const good[] = {"",
-					   "a",
-					   "\x7e",
-					   "\xc2\xa0",
-					   "\xdf\xbf",
-					   "\xe0\xa0\x80",
-					   "\xed\x9f\xbf",
-					   "\xee\x80\x80",
-					   "\xf0\x90\x80\x80",
-					   "\xf4\x8f\xbf\xbf"};
-	static const char *const bad[] = {"\x80",
-					  "\xbf",
-					  "\xc0\x80",
-					  "\xc1\xbf",
-					  "\xc2",
-					  "\xc2\x20",
-					  "\xe0\x80\x80",
-					  "\xe0\x9f\xbf",
-					  "\xe2\x82",
-					  "\xed\xa0\x80",
-					  "\xed\xbf\xbf",
-					  "\xf0\x80\x80\x80",
-					  "\xf0\x8f\xbf\xbf",
-					  "\xf0\x9f\x98",
-					  "\xf4\x90\x80\x80",
-					  "\xf5\x80\x80\x80",
-					  "\xfe",
-					  "\xff",
-					  "\x1f",
-					  "\n",
-					  "\t",
-					  "\x7f",
-					  "\xc2\x80",
-					  "\xc2\x9f"};
+	static const char *const good[] = {KV_ROWS("", "a", "\x7e", "\xc2\xa0", "\xdf\xbf", "\xe0\xa0\x80",
+						   "\xed\x9f\xbf", "\xee\x80\x80", "\xf0\x90\x80\x80",
+						   "\xf4\x8f\xbf\xbf")};
+	static const char *const bad[] = {KV_ROWS("\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xc2", "\xc2\x20",
+						  "\xe0\x80\x80", "\xe0\x9f\xbf", "\xe2\x82", "\xed\xa0\x80",
+						  "\xed\xbf\xbf", "\xf0\x80\x80\x80", "\xf0\x8f\xbf\xbf",
+						  "\xf0\x9f\x98", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xfe",
+						  "\xff", "\x1f", "\n", "\t", "\x7f", "\xc2\x80", "\xc2\x9f")};
 	char text[32];
 
 	for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {

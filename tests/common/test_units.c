@@ -13,49 +13,17 @@ typedef struct quantity {
 
 KV_TEST(sizes_mean_what_their_unit_says)
 {
-	static const quantity_t good[] = {
-		{"0", 0},
-		{"4096", 4096},
-		{"12B", 12},
-		{"64KiB", 65536},
-		{"64kB", 64000},
-		{"64KB", 64000},
-		{"1.5GiB", UINT64_C(3) << 29},
-		{"0.001GB", 1000000},
-		{"2TB", UINT64_C(2000000000000)},
-		{"1PiB", UINT64_C(1) << 50},
-		{"8191PiB", UINT64_C(8191) << 50},
-		{"9223372036854775807", INT64_MAX},
-		{"1.999999999KiB", 2047},
-	};
-	static const char *const bad[] = {
-		"",
-		"GiB",
-		"-1",
-		"+1",
-		" 1",
-		"1 ",
-		"1 GiB",
-		"1gib",
-		"1K",
-		"1G",
-		"1.5",
-		"1.",
-		".5GiB",
-		"1..5GiB",
-		"0x10",
-		"1e9",
-		"1GiBB",
-		"9223372036854775808",
-		"8192PiB",
-		"99999999999999999999999",
-		"1.0000000001GiB",
-		"18446744073709551616",
-		"1GiB\n",
-		"nan",
-		"18446744073709551.699kB", /* over 64 bits by its fraction alone */
-		"18446.9PB",
-	};
+	static const quantity_t good[] = {KV_ROWS({"0", 0}, {"4096", 4096}, {"12B", 12}, {"64KiB", 65536},
+						  {"64kB", 64000}, {"64KB", 64000}, {"1.5GiB", UINT64_C(3) << 29},
+						  {"0.001GB", 1000000}, {"2TB", UINT64_C(2000000000000)},
+						  {"1PiB", UINT64_C(1) << 50}, {"8191PiB", UINT64_C(8191) << 50},
+						  {"9223372036854775807", INT64_MAX}, {"1.999999999KiB", 2047})};
+	static const char *const bad[] = {KV_ROWS("", "GiB", "-1", "+1", " 1", "1 ", "1 GiB", "1gib", "1K", "1G", "1.5",
+						  "1.", ".5GiB", "1..5GiB", "0x10", "1e9", "1GiBB",
+						  "9223372036854775808", "8192PiB", "99999999999999999999999",
+						  "1.0000000001GiB", "18446744073709551616", "1GiB\n", "nan",
+						  "18446744073709551.699kB", /* over 64 bits by its fraction alone */
+						  "18446.9PB")};
 	uint64_t value;
 
 	for (size_t i = 0; i < COUNT(good); i++) {
@@ -73,20 +41,12 @@ KV_TEST(sizes_mean_what_their_unit_says)
 
 KV_TEST(a_duration_has_a_unit)
 {
-	static const quantity_t good[] = {
-		{"0", 0},
-		{"0s", 0},
-		{"250us", 250000},
-		{"20ms", 20000000},
-		{"1.5s", 1500000000},
-		{"10m", UINT64_C(600000000000)},
-		{"2h", UINT64_C(7200000000000)},
-		{"1d", UINT64_C(86400000000000)},
-		{"7ns", 7},
-		{"0.5ns", 0},
-	};
-	static const char *const bad[] = {"",  "1",  "30",      "1.5",   "-1s", "1 s",       "1sec",
-					  "S", "1S", "106752d", "1m30s", "0.0", "213503.99d"};
+	static const quantity_t good[] = {KV_ROWS({"0", 0}, {"0s", 0}, {"250us", 250000}, {"20ms", 20000000},
+						  {"1.5s", 1500000000}, {"10m", UINT64_C(600000000000)},
+						  {"2h", UINT64_C(7200000000000)}, {"1d", UINT64_C(86400000000000)},
+						  {"7ns", 7}, {"0.5ns", 0})};
+	static const char *const bad[] = {KV_ROWS("", "1", "30", "1.5", "-1s", "1 s", "1sec", "S", "1S", "106752d",
+						  "1m30s", "0.0", "213503.99d")};
 	uint64_t value;
 
 	for (size_t i = 0; i < COUNT(good); i++) {
@@ -104,7 +64,7 @@ KV_TEST(a_duration_has_a_unit)
 KV_TEST(a_number_is_digits_only_and_uses_all_64_bits)
 {
 	static const char *const bad[] = {
-		"", "-1", "+1", "1 ", " 1", "0x1", "1.0", "18446744073709551616", "99999999999999999999"};
+		KV_ROWS("", "-1", "+1", "1 ", " 1", "0x1", "1.0", "18446744073709551616", "99999999999999999999")};
 	uint64_t value;
 
 	assert_int_equal(kv_parse_u64("18446744073709551615", &value), KV_OK);
