@@ -7,46 +7,54 @@
 static kvd_space_info_t one_; /* a space of one full group */
 static kv_key_t private_;     /* below keys_[3] */
 
-static inline void stage_one(uint32_t cpu, uint32_t disk)
+static inline void stage_one_in(const u_config_t *config)
 {
-	stage_two(cpu, disk);
+	stage_two_in(config);
 	u_.group_count = 1;
 	one_ = u_space(&u_, 0, "one");
 	u_chain(&keys_[3], 7, &private_, 1);
 }
 
-/* Announce units [from, n) of `keys`. */
-static inline kv_status_t announce_of(const kv_key_t *keys, uint64_t number, uint32_t from, uint32_t n, int last)
+static inline void stage_one(uint32_t cpu, uint32_t disk)
 {
-	return u_send(&u_, m_,
-		      &(u_send_t){.transfer = "t",
-				  .number = number,
-				  .space = &one_,
-				  .keys = keys,
-				  .ahead = 1,
-				  .from = from,
-				  .n = n,
-				  .groups = U_FULL,
-				  .last = last},
-		      &sent_);
+	stage_one_in(&(u_config_t){.cpu_slots = cpu, .disk_slots = disk});
+}
+
+/* Announce units [from, n) of keys_. */
+static inline u_send_t to_announce(const char *transfer, uint32_t from, uint32_t n, int last)
+{
+	u_send_t send = to_send(transfer, n, U_FULL, last);
+
+	send.space = &one_;
+	send.ahead = 1;
+	send.from = from;
+
+	return send;
 }
 
 static inline kv_status_t announce(uint64_t number, uint32_t from, uint32_t n, int last)
 {
-	return announce_of(keys_, number, from, n, last);
+	u_send_t send = to_announce("t", from, n, last);
+
+	send.number = number;
+
+	return send_it(send);
+}
+
+/* A plain chunk. */
+static inline u_send_t to_send_visible(uint32_t n, int last)
+{
+	u_send_t send = to_send("t", n, U_FULL, last);
+
+	send.number = sent_.number;
+	send.space = &one_;
+
+	return send;
 }
 
 static inline kv_status_t send_visible(uint32_t n, int last)
 {
-	return u_send(&u_, m_,
-		      &(u_send_t){.transfer = "t",
-				  .number = sent_.number,
-				  .space = &one_,
-				  .keys = keys_,
-				  .n = n,
-				  .groups = U_FULL,
-				  .last = last},
-		      &sent_);
+	return send_it(to_send_visible(n, last));
 }
 
 /* The consumer's request; its answer is in got_. */

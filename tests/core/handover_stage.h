@@ -10,10 +10,15 @@ static u_member_t *d_; /* instance "decode" */
 static kv_msg_handover_send_reply_t sent_;
 static kv_msg_handover_recv_reply_t got_;
 
+static inline void stage_two_in(const u_config_t *config)
+{
+	stage_in(config);
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+}
+
 static inline void stage_two(uint32_t cpu, uint32_t disk)
 {
-	stage(cpu, disk);
-	d_ = u_join(&u_, 0, "decode", 2, 0);
+	stage_two_in(&(u_config_t){.cpu_slots = cpu, .disk_slots = disk});
 }
 
 /* Blocks of units [first, n) in every group. */
@@ -28,28 +33,37 @@ static inline void put_all(uint32_t first, uint32_t n)
 	u_.group = 0;
 }
 
+/* The first n units of keys_ in these groups of the space. */
+static inline u_send_t to_send(const char *transfer, uint32_t n, uint32_t groups, int last)
+{
+	return (u_send_t){
+		.transfer = transfer, .space = &space_, .keys = keys_, .n = n, .groups = groups, .last = last};
+}
+
+/* A tail alone. */
+static inline u_send_t to_send_tail(const char *transfer, const void *tail, uint32_t tail_len)
+{
+	return (u_send_t){.transfer = transfer, .space = &space_, .tail = tail, .tail_len = tail_len};
+}
+
+/* By m_; the answer is in sent_. */
+static inline kv_status_t send_it(u_send_t send)
+{
+	return u_send(&u_, m_, &send, &sent_);
+}
+
 static inline kv_status_t send_more(uint32_t n, uint32_t groups, int last)
 {
-	kv_status_t status = u_send(&u_, m_,
-				    &(u_send_t){.transfer = "t",
-						.number = sent_.number,
-						.space = &space_,
-						.keys = keys_,
-						.n = n,
-						.groups = groups,
-						.last = last},
-				    &sent_);
+	u_send_t send = to_send("t", n, groups, last);
 
-	return status;
+	send.number = sent_.number;
+
+	return send_it(send);
 }
 
 static inline kv_status_t send_first(const char *transfer, uint32_t n, uint32_t groups, int last)
 {
-	return u_send(
-		&u_, m_,
-		&(u_send_t){
-			.transfer = transfer, .space = &space_, .keys = keys_, .n = n, .groups = groups, .last = last},
-		&sent_);
+	return send_it(to_send(transfer, n, groups, last));
 }
 
 static inline kv_status_t recv(u_member_t *m, const char *transfer, uint32_t timeout_ms)
@@ -85,8 +99,7 @@ static inline void check_notice(const u_member_t *m, uint64_t number, kv_handove
 
 static inline void evict_all(void)
 {
-	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
-	}
+	u_evict_all(&u_, KV_TIER_CPU);
 }
 
 static inline void advance(uint64_t ns)

@@ -5,35 +5,13 @@
 
 #include "core/ends/damage.h"
 
-static kv_status_t send_partial(uint32_t n)
-{
-	return u_send(&u_, m_,
-		      &(u_send_t){.transfer = "t",
-				  .number = sent_.number,
-				  .space = &one_,
-				  .keys = keys_,
-				  .n = n,
-				  .groups = U_FULL,
-				  .last = 1,
-				  .partial = 5,
-				  .private_key = private_},
-		      &sent_);
-}
-
 /* ---- as they become visible ------------------------------------------------------------------ */
 
 STAGE_TEST(p4_the_private_block_completes_it, stage_one(64, 0))
 {
-	u_send_t send = {.transfer = "t",
-			 .space = &one_,
-			 .keys = keys_,
-			 .ahead = 1,
-			 .n = 4,
-			 .groups = U_FULL,
-			 .last = 1,
-			 .partial = 5,
-			 .private_key = private_};
+	u_send_t send = to_announce("t", 0, 4, 1);
 
+	send.partial = 5;
 	send.private_key = private_;
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
@@ -53,8 +31,7 @@ STAGE_TEST(p4_the_private_block_completes_it, stage_one(64, 0))
 
 	/* A prompt of less than a block. */
 	send.transfer = "short";
-	send.n = send.from = 0;
-	send.groups = 0;
+	send.n = send.groups = 0;
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
 	assert_int_equal(sent_.state, KV_HANDOVER_SENDING);
 	assert_int_equal(sent_.announced, 1);
@@ -84,29 +61,29 @@ STAGE_TEST(p3_blocks_that_can_be_read_again_are_handed_over, stage_one(64, 0))
 
 STAGE_TEST(p6_announcements_that_cannot_be_are_refused, stage_one(64, 0))
 {
-	u_send_t send = {.transfer = "t", .keys = keys_, .ahead = 1, .n = 4, .groups = U_FULL};
+	u_send_t send = to_announce("t", 0, 4, 0);
 
 	send.space = &space_; /* of several groups */
-	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
+	assert_int_equal(send_it(send), KV_ERR_ARG);
+	assert_int_equal(announce(0, 1, 4, 0), KV_MISS); /* a gap */
 	send.space = &one_;
-	send.from = 1; /* a gap */
-	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_MISS);
-	send.from = 0;
 	send.partial = 3; /* more follows */
-	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
+	assert_int_equal(send_it(send), KV_ERR_ARG);
 	assert_int_equal(u_.core->handovers.used, 0);
 }
 
 /* Keys of another prompt: each is announced, and found, but not below the one before. */
 KV_TEST(p3_a_block_that_does_not_follow_fails_the_hand_over)
 {
+	u_send_t send = to_announce("t", 0, 12, 1);
 	kv_key_t mixed[12];
 
+	send.keys = mixed;
 	stage_one(128, 0);
 	memcpy(mixed, keys_, sizeof mixed);
 	memcpy(&mixed[10], &fork_[10], 2 * sizeof *mixed);
 	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce_of(mixed, 0, 0, 12, 1), KV_OK);
+	assert_int_equal(send_it(send), KV_OK);
 	put(m_, 0, 9);
 	check_told(KV_HANDOVER_SENDING, 9, 12);
 	assert_int_equal(u_put(&u_, m_, &one_, fork_, 8, 12), 4);
@@ -125,10 +102,11 @@ KV_TEST(p3_a_block_that_does_not_follow_fails_the_hand_over)
 	assert_int_equal(u_put(&u_, m_, &one_, fork_, 8, 12), 4);
 	memcpy(mixed, keys_, sizeof mixed);
 	memcpy(&mixed[10], &fork_[10], 2 * sizeof *mixed);
-	assert_int_equal(announce_of(mixed, 0, 0, 12, 1), KV_ERR_ARG);
+	assert_int_equal(send_it(send), KV_ERR_ARG);
 	assert_int_equal(u_put_private(&u_, m_, &one_, &private_), 1);
 	mixed[0] = private_;
-	assert_int_equal(announce_of(mixed, 0, 0, 1, 1), KV_ERR_ARG);
+	send.n = 1;
+	assert_int_equal(send_it(send), KV_ERR_ARG);
 	assert_int_equal(u_.core->handovers.used, 0);
 	stage_end();
 }
@@ -137,7 +115,7 @@ KV_TEST(p3_a_block_that_does_not_follow_fails_the_hand_over)
 
 STAGE_TEST(p4_a_last_chunk_that_crosses_the_completion_is_no_error, stage_one(64, 0))
 {
-	static const char more[] = "a tail";
+	u_send_t send;
 
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -150,25 +128,20 @@ STAGE_TEST(p4_a_last_chunk_that_crosses_the_completion_is_no_error, stage_one(64
 	assert_int_equal(announce(sent_.number, 0, 8, 1), KV_OK);
 	assert_int_equal(send_visible(0, 1), KV_OK);
 	assert_int_equal(send_visible(9, 1), KV_ERR_EXISTS); /* more than there is */
-	assert_int_equal(send_partial(8), KV_ERR_EXISTS);
 	assert_int_equal(send_visible(8, 0), KV_ERR_EXISTS); /* nothing follows */
-	assert_int_equal(u_send(&u_, m_,
-				&(u_send_t){.transfer = "t",
-					    .number = sent_.number,
-					    .space = &one_,
-					    .last = 1,
-					    .tail = more,
-					    .tail_len = sizeof more},
-				&sent_),
-			 KV_ERR_EXISTS);
+	send = to_send_visible(8, 1);
+	send.partial = 5;
+	send.private_key = private_;
+	assert_int_equal(send_it(send), KV_ERR_EXISTS);
+	send = to_send_visible(0, 1);
+	send.tail = "a tail";
+	send.tail_len = 7;
+	assert_int_equal(send_it(send), KV_ERR_EXISTS);
 	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
 	assert_int_equal(send_visible(8, 1), KV_ERR_NOT_FOUND);
 	/* One that was never announced is as before. */
-	assert_int_equal(
-		u_send(&u_, m_,
-		       &(u_send_t){.transfer = "t", .space = &one_, .keys = keys_, .n = 8, .groups = U_FULL, .last = 1},
-		       &sent_),
-		KV_OK);
+	sent_.number = 0;
+	assert_int_equal(send_visible(8, 1), KV_OK);
 	assert_int_equal(send_visible(8, 1), KV_ERR_EXISTS);
 }
 

@@ -9,14 +9,9 @@ static kvd_space_info_t theirs_;
 /* `share`: bytes of memory of each namespace; 0: no end. */
 static void stage_tenants(uint64_t share)
 {
-	universe_init(&u_, &(u_config_t){.cpu_slots = 1024, .share = {[0] = {share}, [1] = {share}}}, NULL);
-	u_.group_count = 1;
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	d_ = u_join(&u_, 0, "decode", 2, 0);
-	one_ = u_space(&u_, 0, "one");
+	stage_one_in(&(u_config_t){.cpu_slots = 1024, .share = {[0] = {share}, [1] = {share}}});
 	stranger_ = u_join(&u_, 1, "engine", 2, 0);
 	theirs_ = u_space(&u_, 1, "one");
-	stage_keys();
 }
 
 static void allow_many(uint32_t entries)
@@ -32,17 +27,11 @@ static void announce_many(uint32_t count, const kv_key_t *keys, uint32_t n)
 	char name[16];
 
 	for (uint32_t i = 0; i < count; i++) {
+		u_send_t send = to_announce(name, 0, n, i % 2);
+
 		snprintf(name, sizeof name, "%u", i);
-		assert_int_equal(u_send(&u_, m_,
-					&(u_send_t){.transfer = name,
-						    .space = &one_,
-						    .keys = keys,
-						    .ahead = 1,
-						    .n = n,
-						    .groups = U_FULL,
-						    .last = i % 2},
-					&sent_),
-				 KV_OK);
+		send.keys = keys;
+		assert_int_equal(send_it(send), KV_OK);
 	}
 }
 
@@ -118,19 +107,12 @@ STAGE_TEST(p5_announced_blocks_are_looked_up_in_quanta, stage_one(512, 0))
 /* The private block is looked up by the next quantum when the blocks have taken one. */
 STAGE_TEST(p5_a_private_block_has_a_lookup_of_its_own, stage_one(512, 0))
 {
+	u_send_t send = to_announce("t", 0, 256, 1);
+
+	send.partial = 5;
+	send.private_key = private_;
 	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
-	assert_int_equal(u_send(&u_, m_,
-				&(u_send_t){.transfer = "t",
-					    .space = &one_,
-					    .keys = keys_,
-					    .ahead = 1,
-					    .n = 256,
-					    .groups = U_FULL,
-					    .last = 1,
-					    .partial = 5,
-					    .private_key = private_},
-				&sent_),
-			 KV_OK);
+	assert_int_equal(send_it(send), KV_OK);
 	assert_int_equal(u_put_private(&u_, m_, &one_, &private_), 1);
 	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 256), 256);
 	assert_int_equal(kvd_handovers_run(u_.core), 1);
@@ -384,19 +366,14 @@ STAGE_TEST(p7_p10_garbage_announcements_disturb_nobody, stage_one(256, 0))
 
 /* ---- another tenant -------------------------------------------------------------------------- */
 
-static kv_status_t announce_theirs(uint64_t number, uint32_t from, uint32_t n, kv_msg_handover_send_reply_t *reply)
+static kv_status_t announce_theirs(uint64_t number, uint32_t n, kv_msg_handover_send_reply_t *reply)
 {
-	return u_send(&u_, stranger_,
-		      &(u_send_t){.transfer = "t",
-				  .number = number,
-				  .space = &theirs_,
-				  .keys = keys_,
-				  .ahead = 1,
-				  .from = from,
-				  .n = n,
-				  .groups = U_FULL,
-				  .last = 1},
-		      reply);
+	u_send_t send = to_announce("t", 0, n, 1);
+
+	send.number = number;
+	send.space = &theirs_;
+
+	return u_send(&u_, stranger_, &send, reply);
 }
 
 /* Two tenants announce the same keys under the same name. */
@@ -407,8 +384,8 @@ STAGE_TEST(p8_a_block_of_one_tenant_is_not_handed_over_by_another, stage_tenants
 
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	assert_int_equal(announce_theirs(0, 0, 8, &theirs), KV_OK);
-	assert_int_equal(announce_theirs(sent_.number, 0, 12, &theirs), KV_ERR_NOT_FOUND);
+	assert_int_equal(announce_theirs(0, 8, &theirs), KV_OK);
+	assert_int_equal(announce_theirs(sent_.number, 12, &theirs), KV_ERR_NOT_FOUND);
 	u_.notice_count = 0;
 	put(m_, 0, 8);
 	check_told(KV_HANDOVER_COMPLETE, 8, 0);
@@ -428,20 +405,16 @@ KV_TEST(p5_p8_announcements_of_a_tenant_end_at_its_own_limits)
 	kv_msg_handover_send_reply_t theirs = {0};
 	const uint64_t share = 128 * UINT64_C(4096);
 	kv_status_t status = KV_OK;
+	u_send_t send;
 
 	stage_tenants(share); /* hand-overs: a quarter */
 	for (uint32_t i = 0; status == KV_OK; i++) {
 		char name[16];
 
 		snprintf(name, sizeof name, "%u", i);
-		status = u_send(&u_, m_,
-				&(u_send_t){.transfer = name,
-					    .space = &one_,
-					    .keys = &keys_[100],
-					    .ahead = 1,
-					    .n = 400,
-					    .groups = U_FULL},
-				&sent_);
+		send = to_announce(name, 0, 400, 0);
+		send.keys = &keys_[100];
+		status = send_it(send);
 		universe_check(&u_);
 	}
 	assert_int_equal(status, KV_ERR_BUSY);
@@ -457,7 +430,7 @@ KV_TEST(p5_p8_announcements_of_a_tenant_end_at_its_own_limits)
 	assert_int_equal(last_notice(m_, sent_.number)->announced, 0);
 	assert_int_equal(kv_ns_metric_get(&u_.metrics, 0, KV_NM_HANDOVERS_REFUSED), 2);
 	/* The other one has announced as much as it may keep, and gets it. */
-	assert_int_equal(announce_theirs(0, 0, 30, &theirs), KV_OK);
+	assert_int_equal(announce_theirs(0, 30, &theirs), KV_OK);
 	assert_int_equal(u_put(&u_, stranger_, &theirs_, keys_, 0, 30), 30);
 	u_tick(&u_, 1);
 	check_notice(stranger_, theirs.number, KV_HANDOVER_COMPLETE, 30, KV_OK);
@@ -474,7 +447,7 @@ STAGE_TEST(p5_p8_announcements_of_a_tenant_do_not_delay_another, stage_tenants(0
 
 	allow_many(128);
 	announce_many(100, keys_, 300);
-	assert_int_equal(announce_theirs(0, 0, 1, &theirs), KV_OK);
+	assert_int_equal(announce_theirs(0, 1, &theirs), KV_OK);
 	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 300), 300);
 	assert_int_equal(u_put(&u_, stranger_, &theirs_, keys_, 0, 1), 1);
 	while (!last_notice(stranger_, theirs.number)) {
