@@ -3,9 +3,8 @@
 #ifndef NVME_TEST_H
 #define NVME_TEST_H
 
-#include "kv/digest.h"
-#include "kv_cmocka.h"
-#include "kv_test.h"
+#include "block_test.h"
+
 #include "kvs/nvme.h"
 #include "kvs/pool.h"
 #include "kvs/sigbus.h"
@@ -15,12 +14,6 @@
 #include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
-
-/* 2 heads x 3 layers of 2 KiB; an opaque one of uneven pieces. */
-static const kvs_geometry_t plain = {
-	.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 2048, .page_bytes = 2048};
-static const kvs_geometry_t opaque __attribute__((unused)) = {
-	.block_bytes = 10000, .heads = 1, .leaves = 4, .leaf_bytes = 4096, .page_bytes = 5000};
 
 static const uint8_t space_root[32] = {1, 2, 3};
 
@@ -105,13 +98,6 @@ static fixture_t __attribute__((unused)) f_;
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-typedef struct block {
-	_Alignas(4096) uint8_t data[16384];
-	uint64_t leaves[16];
-	uint64_t roots[4];
-	kvs_mem_t mem;
-} block_t;
-
 /* Block `depth` of chain `chain`: key, parent and bytes follow from both. */
 static inline kv_key_t key_of(uint64_t chain, uint32_t depth)
 {
@@ -135,35 +121,7 @@ static inline kvs_meta_t meta_of(uint64_t chain, uint32_t depth, uint64_t epoch)
 	return meta;
 }
 
-static inline void block_fill(const kvs_geometry_t *g, const kv_key_t *key, block_t *b)
-{
-	kv_test_rng_t rng = {kv_key_hash(key)};
-
-	kv_test_fill(&rng, b->data, g->block_bytes);
-	b->mem = (kvs_mem_t){b->data, b->leaves, b->roots, UINT32_MAX};
-	assert_int_equal(kvs_sigbus_verify_block(g, b->data, NULL, b->leaves, b->roots), KV_OK);
-}
-
-static inline void block_blank(block_t *b)
-{
-	memset(b, 0xee, sizeof *b);
-	b->mem = (kvs_mem_t){b->data, b->leaves, b->roots, UINT32_MAX};
-}
-
 /* ---- waiting --------------------------------------------------------------------------------- */
-
-typedef struct outcome {
-	int calls;
-	kv_status_t status;
-} outcome_t;
-
-static void __attribute__((unused)) record_outcome(void *arg, kv_status_t status)
-{
-	outcome_t *o = arg;
-
-	o->calls++;
-	o->status = status;
-}
 
 /* Poll until `o` has its answer; fails the test after 20 s. */
 static inline kv_status_t await(kvs_tier_t *tier, const outcome_t *o)
@@ -228,7 +186,7 @@ static inline kv_status_t put_block(fixture_t *f, const kvs_geometry_t *g, uint6
 	if (status != KV_OK) {
 		return status;
 	}
-	block_fill(g, &meta.key, &b);
+	block_fill(g, kv_key_hash(&meta.key), &b);
 
 	return store_wait(f->tier, *p_loc, &b.mem);
 }
@@ -237,17 +195,14 @@ static inline kv_status_t put_block(fixture_t *f, const kvs_geometry_t *g, uint6
 static inline kv_status_t get_block(fixture_t *f, const kvs_geometry_t *g, uint64_t chain, uint32_t depth,
 				    kvs_loc_t loc)
 {
-	static block_t want, got;
+	static block_t got;
 	kv_key_t key = key_of(chain, depth);
 	kv_status_t status;
 
-	block_fill(g, &key, &want);
 	block_blank(&got);
 	status = load_wait(f->tier, loc, &got.mem);
 	if (status == KV_OK) {
-		assert_memory_equal(got.data, want.data, g->block_bytes);
-		assert_memory_equal(got.leaves, want.leaves, (size_t)g->heads * g->leaves * 8u);
-		assert_memory_equal(got.roots, want.roots, (size_t)g->heads * 8u);
+		block_check(g, kv_key_hash(&key), &got);
 	}
 
 	return status;

@@ -1,23 +1,15 @@
-/* pool_test.h -- what the pool's tests share: a pool on a test environment, and blocks whose bytes follow from a
- * seed. */
+/* pool_test.h -- what the pool's tests share: a pool on a test environment, with blocks. */
 #ifndef POOL_TEST_H
 #define POOL_TEST_H
 
-#include "kv/digest.h"
-#include "kv_cmocka.h"
-#include "kv_test.h"
+#include "block_test.h"
+
 #include "kvs/ledger.h"
 #include "kvs/pool.h"
 
 #include "cpu/pool.h"
 
 #include <unistd.h>
-
-/* 2 heads x 3 layers of 2 KiB, and an opaque one: 2 pages of 5000 bytes in pieces of 4096. */
-static const kvs_geometry_t plain = {
-	.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 2048, .page_bytes = 2048};
-static const kvs_geometry_t opaque = {
-	.block_bytes = 10000, .heads = 1, .leaves = 4, .leaf_bytes = 4096, .page_bytes = 5000};
 
 static inline kvs_pool_config_t pool_config(kv_metrics_t *metrics, uint64_t limit_bytes, uint64_t slab_bytes)
 {
@@ -40,49 +32,6 @@ static inline kvs_meta_t meta_of(uint64_t seed)
 	memset(meta.root, 0x33, sizeof meta.root);
 
 	return meta;
-}
-
-/* A block in the test's own memory, with its digests. */
-typedef struct block_buf {
-	_Alignas(4096) uint8_t data[16384];
-	uint64_t leaves[16];
-	uint64_t roots[4];
-	kvs_mem_t mem;
-} block_buf_t;
-
-static inline void block_digest(const kvs_geometry_t *g, block_buf_t *b)
-{
-	for (uint32_t h = 0; h < g->heads; h++) {
-		for (uint32_t l = 0; l < g->leaves; l++) {
-			size_t offset, len;
-
-			kvs_leaf_range(g, h, l, &offset, &len);
-			b->leaves[h * g->leaves + l] = kv_digest(b->data + offset, len);
-		}
-		b->roots[h] = kv_digest_root(b->leaves + (size_t)h * g->leaves, g->leaves);
-	}
-}
-
-static inline void block_fill(const kvs_geometry_t *g, uint64_t seed, block_buf_t *b)
-{
-	kv_test_rng_t rng = {seed};
-
-	kv_test_fill(&rng, b->data, g->block_bytes);
-	block_digest(g, b);
-	b->mem = (kvs_mem_t){b->data, b->leaves, b->roots, UINT32_MAX};
-}
-
-typedef struct outcome {
-	int calls;
-	kv_status_t status;
-} outcome_t;
-
-static inline void record_outcome(void *arg, kv_status_t status)
-{
-	outcome_t *o = arg;
-
-	o->calls++;
-	o->status = status;
 }
 
 static inline kv_status_t store(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *mem)
@@ -108,7 +57,7 @@ static inline kv_status_t load(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *me
 /* A READY block with the bytes of `seed`. */
 static inline kvs_loc_t put(kvs_tier_t *t, uint32_t slot_class, const kvs_geometry_t *g, uint64_t seed)
 {
-	static block_buf_t b;
+	static block_t b;
 	kvs_meta_t meta = meta_of(seed);
 	kvs_loc_t loc;
 

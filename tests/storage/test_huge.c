@@ -150,7 +150,7 @@ KV_TEST(transparent_huge_pages_are_used_where_the_kernel_has_them)
 /* Somebody punches a reserved page and the reserve is gone: the slab's owner loses a block, the daemon nothing. */
 KV_TEST(p6_a_punched_huge_page_is_a_typed_error)
 {
-	static block_buf_t b;
+	static block_t b;
 	kvs_slab_info_t info;
 	char now[64];
 

@@ -64,7 +64,7 @@ KV_TEST(p5_foreign_memory_is_used_to_the_slab_and_never_touched)
 	static kvs_loc_t locs[400];
 	kvs_slab_info_t info;
 	kvs_usage_t usage;
-	block_buf_t block;
+	block_t block;
 
 	kv_test_env_init(&t);
 	kvs_tier_t *pool = open_pool(&t, &stock, 4);

@@ -124,7 +124,7 @@ DISK_TEST(p2_orphans_old_epochs_and_unknown_spaces_are_dropped, fixture_fresh())
 			 KV_OK);
 	assert_int_equal(await(f_.tier, &o), KV_OK);
 	assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_PUT, 1, &stranger, &loc), KV_OK);
-	block_fill(&plain, &stranger.key, &b);
+	block_fill(&plain, kv_key_hash(&stranger.key), &b);
 	assert_int_equal(store_wait(f_.tier, loc, &b.mem), KV_OK);
 	assert_int_equal(flush_wait(f_.tier), KV_OK);
 	fixture_close(&f_);
@@ -242,7 +242,7 @@ DISK_TEST(p10_wrong_states_and_arguments_are_refused, fixture_fresh())
 	kvs_mem_t crooked;
 	uint32_t id;
 
-	block_fill(&plain, &meta.key, &b);
+	block_fill(&plain, kv_key_hash(&meta.key), &b);
 	crooked = b.mem;
 	crooked.data = b.data + 512;
 	assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_READY, 1, &meta, &loc), KV_ERR_ARG);
@@ -353,7 +353,7 @@ DISK_TEST(p4_a_slot_freed_under_its_write_is_free_when_that_has_ended, fixture_f
 	kvs_loc_t loc;
 	block_t b;
 
-	block_fill(&plain, &meta.key, &b);
+	block_fill(&plain, kv_key_hash(&meta.key), &b);
 	assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
 	assert_int_equal(kvs_store(f_.tier, loc, &b.mem, record_outcome, &o), KV_OK);
 	assert_int_equal(kvs_in_flight(f_.tier), 1);
@@ -396,7 +396,7 @@ DISK_TEST(p2_a_flush_is_answered_after_all_stores_before_it, fixture_fresh())
 	for (uint32_t i = 0; i < 40; i++) {
 		kvs_meta_t meta = meta_of(1, i + 1, 1);
 
-		block_fill(&plain, &meta.key, &b[i]);
+		block_fill(&plain, kv_key_hash(&meta.key), &b[i]);
 		assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_PUT, 1, &meta, &loc[i]), KV_OK);
 		assert_int_equal(kvs_store(f_.tier, loc[i], &b[i].mem, record_outcome, &order.store[i]), KV_OK);
 	}

@@ -30,7 +30,7 @@ static int writer(const char *dir, const char *side, uint64_t chain)
 		for (uint32_t i = 0; i < BATCH; i++) {
 			kvs_meta_t meta = meta_of(chain, i + 1, 1);
 
-			block_fill(&plain, &meta.key, &b[i]);
+			block_fill(&plain, kv_key_hash(&meta.key), &b[i]);
 			if (kvs_alloc(f_.tier, f_.slot_class, KVS_FILLING, 1, &meta, &loc) != KV_OK ||
 			    kvs_store(f_.tier, loc, &b[i].mem, record_outcome, &o[i]) != KV_OK) {
 				return 3;

@@ -152,7 +152,7 @@ DISK_TEST(p6_a_class_opened_while_the_tier_is_off_is_kept_later, fixture_fresh()
 	assert_int_equal(found_.count, 5);
 }
 
-KV_TEST(p6_memory_taken_away_is_a_fault_and_the_block_stays_good)
+DISK_TEST(p6_memory_taken_away_is_a_fault_and_the_block_stays_good, fixture_fresh())
 {
 	kvs_loc_t loc;
 	block_t b;
@@ -164,16 +164,12 @@ KV_TEST(p6_memory_taken_away_is_a_fault_and_the_block_stays_good)
 	data = mmap(NULL, 16384, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	assert_true(data != MAP_FAILED);
 	assert_int_equal(ftruncate(fd, 0), 0);
-	fixture_init(&f_, NULL);
-	fixture_begin(&f_, &found_);
 	assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
 	block_blank(&b);
-	mem = b.mem;
-	mem.data = data;
+	mem = (kvs_mem_t){data, b.leaves, b.roots, UINT32_MAX};
 	assert_int_equal(load_wait(f_.tier, loc, &mem), KV_ERR_FAULT);
 	assert_int_equal(get_block(&f_, &plain, 1, 1, loc), KV_OK);
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS), 0);
-	fixture_fini(&f_);
 	munmap(data, 16384);
 	close(fd);
 }
@@ -492,7 +488,7 @@ static void child_sync_race(__attribute__((unused)) int arg)
 	assert_int_equal(kvs_flush(f_.tier, record_outcome, &flush), KV_OK);
 	kvs_poll(f_.tier, 64); /* the turn begins, and its sync lasts a while */
 	assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_FILLING, 1, &meta, &second), KV_OK);
-	block_fill(&plain, &meta.key, &b);
+	block_fill(&plain, kv_key_hash(&meta.key), &b);
 	assert_int_equal(kvs_store(f_.tier, second, &b.mem, record_outcome, &store), KV_OK);
 	for (int i = 0; i < 10000 && flush.calls == 0; i++) {
 		kvs_poll(f_.tier, 0); /* no transfer is taken in */
@@ -550,10 +546,8 @@ static void child_memlock(__attribute__((unused)) int arg)
 		usleep(10000);
 	}
 	assert_int_equal(atomic_load(&f_.test.lines[KV_LOG_WARN]), 1); /* said, once */
-	block_fill(&plain, &meta.key, &b);
-	mem = b.mem;
-	mem.data = slab;
-	mem.region = region;
+	block_fill(&plain, kv_key_hash(&meta.key), &b);
+	mem = (kvs_mem_t){slab, b.leaves, b.roots, region};
 	memcpy(slab, b.data, plain.block_bytes);
 	assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
 	assert_int_equal(store_wait(f_.tier, loc, &mem), KV_OK);
@@ -563,181 +557,131 @@ static void child_memlock(__attribute__((unused)) int arg)
 	assert_int_equal(atomic_load(&f_.test.lines[KV_LOG_WARN]), 1);
 }
 
-/* What a child does, between fixture_init() and fixture_close(). */
-static const struct {
-	const char *what;
+/* ---- a row a child --------------------------------------------------------------------------- */
+
+#define SLOTS "slots/0.0"
+
+/* `live` between fixture_init() and fixture_close(), under strace where calls that name `file` (NULL: any call) are
+ * answered as `inject` says. */
+typedef struct child {
+	const char *test;
 	void (*live)(int arg);
 	int arg;
-} children[] = {
-	{"no-uring", child_life, 1},
-	{"again", child_life, 0},
-	{"sync", child_sync, 0},
-	{"sync-race", child_sync_race, 0},
-	{"sync-made", child_sync_made, 0},
-	{"sync-slots", child_sync_slots, 0},
-	{"sync-dir", child_sync_dir, 0},
-	{"unreadable", child_unreadable, 0},
-	{"given-up", child_given_up, 0},
-	{"rebuild-waits", child_rebuild_waits, 0},
-	{"rewrite-waits", child_rebuild_waits, 1},
-	{"rebuild-drops", child_rebuild_drops, 0},
-	{"rewrite-drops", child_rebuild_drops, 1},
-	{"rebuild-copies", child_rebuild_copies, 0},
-	{"restart-aside", child_restart_aside, 0},
-	{"open-later", child_open_later, 0},
-	{"memlock", child_memlock, 0},
+	const char *file, *inject;
+} child_t;
+
+static const child_t children[] = {
+	{"p6_a_kernel_without_io_uring_is_served_by_plain_calls", child_life, 1, NULL, "io_uring_setup:error=ENOSYS"},
+	{"p5_submissions_refused_for_a_while_go_through_later", child_life, 0, NULL,
+	 "io_uring_enter:error=EAGAIN:when=2..12"},
+	{"p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly", child_sync, 0, SLOTS, "fdatasync:error=EIO"},
+	/* The first one is the start's. */
+	{"p2_an_unsynced_directory_is_synced_before_the_next_answer", child_sync_dir, 0, "slots",
+	 "fsync:error=EIO:when=2..3"},
+	/* In each of four threads. */
+	{"p2_blocks_that_cannot_be_read_for_a_while_are_not_lost", child_unreadable, 0, SLOTS,
+	 "preadv:error=EIO:when=1..3"},
+	{"p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up", child_given_up, 0, SLOTS, "preadv:error=EIO"},
+	{"p2_a_rebuild_needs_every_header_that_it_cannot_read_now", child_rebuild_waits, 0, SLOTS,
+	 "pread64:error=EIO:when=3"},
+	{"p2_a_rebuild_told_to_go_on_uses_no_slot_that_it_cannot_read", child_rebuild_drops, 0, SLOTS,
+	 "pread64:error=EIO:when=3"},
+	/* A sync has failed before: each slot is read, header first, and written again. */
+	{"p2_a_rebuild_believes_no_slot_that_it_cannot_write_again", child_rebuild_waits, 1, SLOTS,
+	 "pread64:error=EIO:when=6"},
+	{"p2_a_rebuild_drops_a_slot_that_it_cannot_write_again", child_rebuild_drops, 1, SLOTS,
+	 "pread64:error=EIO:when=6"},
+	{"p2_a_rebuild_believes_no_header_that_it_cannot_write_again", child_rebuild_waits, 1, SLOTS,
+	 "pread64:error=EIO:when=5"},
+	/* After 128 headers and the torn copy. */
+	{"p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now", child_rebuild_copies, 0, SLOTS,
+	 "pread64:error=EIO:when=130"},
+	/* In the first thread. */
+	{"p2_what_could_not_be_read_is_found_by_the_next_start", child_restart_aside, 0, SLOTS,
+	 "preadv:error=EIO:when=1"},
+	/* Calls that name the folder: it is read and a file is made, then it is read and the file is opened. */
+	{"p2_a_start_without_a_descriptor_for_a_slot_file_is_tried_again", child_open_later, 0, "slots",
+	 "openat:error=EMFILE:when=4"},
+	{"p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged", child_sync_race, 0, SLOTS,
+	 "fdatasync:error=EIO:when=1:delay_enter=300000"},
+	{"p2_new_directories_are_synced_under_their_names", child_sync_made, 0, "", "fsync:error=EIO:when=1..2"},
+	/* Twice for the copies of the superblock, then for the directory of slot files; each later start syncs it before
+	 * it comes that far. */
+	{"p2_the_directory_of_slot_files_is_synced", child_sync_slots, 0, "", "fsync:error=EIO:when=3"},
+	{"p6_a_memlock_of_8_mib_costs_speed_only", child_memlock, 0, NULL, NULL},
 };
 
-static const char *child_what, *child_dir;
-
-static void run_child(void **state)
+/* This program again: row `number` in this directory. */
+static void exec_child(const child_t *child, const char *number, const char *dir)
 {
-	size_t i = 0;
+	char self[512], only[256], inject[128];
+	const char *argv[16] = {"strace", "-f", "-qq", "-o", "/dev/null", "-e", inject};
+	uint32_t n = child->inject ? 7 : 0;
+	const ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
 
-	(void)state;
-	while (strcmp(children[i].what, child_what) != 0) {
-		i++;
-		assert_true(i < KV_COUNT_OF(children));
+	self[len > 0 ? len : 0] = '\0';
+	snprintf(inject, sizeof inject, "inject=%s", child->inject ? child->inject : "");
+	snprintf(only, sizeof only, "%s/%s", dir, child->file ? child->file : "");
+	if (child->file) {
+		argv[n++] = "-P";
+		argv[n++] = only;
 	}
-	fixture_init(&f_, child_dir);
-	children[i].live(children[i].arg);
-	fixture_close(&f_);
+	argv[n++] = self;
+	argv[n++] = number;
+	argv[n++] = dir;
+	argv[n] = NULL;
+	setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* the leak detector cannot run under a tracer */
+	execvp(argv[0], (char *const *)(uintptr_t)argv);
+	_exit(127);
 }
 
-/* Run this program again as `what`, under strace with these arguments (NULL: plainly). */
-static int spawn(const char *what, const char *dir, const char *only, const char *inject)
+static void in_child(void **state)
 {
-	char self[512];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+	const child_t *child = *state;
+	char number[16];
+	int status;
 	pid_t pid;
-	int result;
 
-	assert_true(n > 0);
-	self[n] = '\0';
+	snprintf(number, sizeof number, "%d", (int)(child - children));
+	fixture_init(&f_, NULL);
 	pid = fork();
 	if (pid == 0) {
-		/* the leak detector cannot run under a tracer */
-		setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
-		if (inject && only) {
-			execlp("strace", "strace", "-f", "-qq", "-o", "/dev/null", "-P", only, "-e", inject, self, what,
-			       dir, (char *)NULL);
-		} else if (inject) {
-			execlp("strace", "strace", "-f", "-qq", "-o", "/dev/null", "-e", inject, self, what, dir,
-			       (char *)NULL);
-		} else {
-			execl(self, self, what, dir, (char *)NULL);
-		}
-		_exit(127);
+		exec_child(child, number, f_.dir);
 	}
-	assert_int_equal(waitpid(pid, &result, 0), pid);
-
-	return WIFEXITED(result) ? WEXITSTATUS(result) : 128;
-}
-
-static void in_child(const char *what, const char *file, const char *inject)
-{
-	char path[256];
-	int result;
-
-	fixture_init(&f_, NULL);
-	snprintf(path, sizeof path, "%s/%s", f_.dir, file ? file : "");
-	result = spawn(what, f_.dir, file ? path : NULL, inject);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
 	fixture_fini(&f_);
-	if (result == 127) {
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
 		print_message("# SKIP: strace is not installed\n");
 		skip();
 	}
-	assert_int_equal(result, 0);
+	assert_int_equal(status, 0);
 }
 
-KV_TEST(p6_a_kernel_without_io_uring_is_served_by_plain_calls)
-{
-	in_child("no-uring", NULL, "inject=io_uring_setup:error=ENOSYS");
-}
+static const char *child_dir;
 
-KV_TEST(p5_submissions_refused_for_a_while_go_through_later)
+static void as_child(void **state)
 {
-	in_child("again", NULL, "inject=io_uring_enter:error=EAGAIN:when=2..12");
-}
+	const child_t *child = *state;
 
-KV_TEST(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly)
-{
-	in_child("sync", "slots/0.0", "inject=fdatasync:error=EIO");
-}
-
-KV_TEST(p2_an_unsynced_directory_is_synced_before_the_next_answer)
-{
-	/* The first one is the start's. */
-	in_child("sync-dir", "slots", "inject=fsync:error=EIO:when=2..3");
-}
-
-KV_TEST(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost)
-{
-	in_child("unreadable", "slots/0.0", "inject=preadv:error=EIO:when=1..3" /* in each of four threads */);
-}
-
-KV_TEST(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up)
-{
-	in_child("given-up", "slots/0.0", "inject=preadv:error=EIO");
-}
-
-KV_TEST(p2_a_rebuild_needs_every_header_that_it_cannot_read_now)
-{
-	in_child("rebuild-waits", "slots/0.0", "inject=pread64:error=EIO:when=3");
-	in_child("rebuild-drops", "slots/0.0", "inject=pread64:error=EIO:when=3");
-}
-
-/* A sync has failed before: each slot is read, header first, and written again. */
-KV_TEST(p2_a_rebuild_believes_no_slot_that_it_cannot_write_again)
-{
-	in_child("rewrite-waits", "slots/0.0", "inject=pread64:error=EIO:when=6");
-	in_child("rewrite-drops", "slots/0.0", "inject=pread64:error=EIO:when=6");
-	in_child("rewrite-waits", "slots/0.0", "inject=pread64:error=EIO:when=5");
-}
-
-KV_TEST(p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now)
-{
-	in_child("rebuild-copies", "slots/0.0",
-		 "inject=pread64:error=EIO:when=130"); /* after 128 headers and the torn copy */
-}
-
-KV_TEST(p2_what_could_not_be_read_is_found_by_the_next_start)
-{
-	in_child("restart-aside", "slots/0.0", "inject=preadv:error=EIO:when=1" /* in the first thread */);
-}
-
-KV_TEST(p2_a_start_without_a_descriptor_for_a_slot_file_is_tried_again)
-{
-	/* Calls that name the folder: it is read and a file is made, then it is read and the file is opened. */
-	in_child("open-later", "slots", "inject=openat:error=EMFILE:when=4");
-}
-
-KV_TEST(p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged)
-{
-	in_child("sync-race", "slots/0.0", "inject=fdatasync:error=EIO:when=1:delay_enter=300000");
-}
-
-KV_TEST(p2_new_directories_are_synced_under_their_names)
-{
-	in_child("sync-made", "", "inject=fsync:error=EIO:when=1..2");
-	/* Twice for the copies of the superblock, then for the directory of slot files; each later start syncs it
-	 * before it comes that far. */
-	in_child("sync-slots", "", "inject=fsync:error=EIO:when=3");
-}
-
-KV_TEST(p6_a_memlock_of_8_mib_costs_speed_only)
-{
-	in_child("memlock", NULL, NULL);
+	fixture_init(&f_, child_dir);
+	child->live(child->arg);
+	fixture_close(&f_);
 }
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest child[] = {cmocka_unit_test(run_child)};
+	struct CMUnitTest test = {.name = "child", .test_func = as_child};
 
 	if (argc == 3) {
-		child_what = argv[1];
 		child_dir = argv[2];
-		return cmocka_run_group_tests_name("child", child, NULL, NULL);
+		test.initial_state = (void *)(uintptr_t)&children[atoi(argv[1])];
+		return _cmocka_run_group_tests("child", &test, 1, NULL, NULL);
+	}
+	for (size_t i = 0; i < KV_COUNT_OF(children); i++) {
+		kv_test_add((struct CMUnitTest){.name = children[i].test,
+						.test_func = in_child,
+						.initial_state = (void *)(uintptr_t)&children[i]},
+			    __FILE__, __LINE__);
 	}
 
 	return kv_test_run(NULL, NULL);

@@ -15,7 +15,7 @@ POOL_TEST(p1_bytes_come_back_as_they_were_put, pool_set_up(4u << 20, 256u << 10)
 
 	pool_open();
 	for (uint32_t i = 0; i < 2; i++) {
-		static block_buf_t want, got;
+		static block_t got;
 		kvs_loc_t loc[20];
 		uint32_t class;
 
@@ -24,19 +24,16 @@ POOL_TEST(p1_bytes_come_back_as_they_were_put, pool_set_up(4u << 20, 256u << 10)
 			loc[s] = put(pool_, class, geometries[i], s);
 		}
 		for (uint64_t s = 0; s < 20; s++) {
-			block_fill(geometries[i], s, &want);
-			got.mem = (kvs_mem_t){got.data, got.leaves, got.roots, UINT32_MAX};
+			block_blank(&got);
 			assert_int_equal(load(pool_, loc[s], &got.mem), KV_OK);
-			assert_memory_equal(got.data, want.data, geometries[i]->block_bytes);
-			assert_memory_equal(got.leaves, want.leaves, 8u * geometries[i]->heads * geometries[i]->leaves);
-			assert_memory_equal(got.roots, want.roots, 8u * geometries[i]->heads);
+			block_check(geometries[i], s, &got);
 		}
 	}
 }
 
 POOL_TEST(p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served, pool_begun(1u << 20, 256u << 10))
 {
-	static block_buf_t b;
+	static block_t b;
 	kvs_meta_t meta = meta_of(1);
 	kvs_loc_t loc;
 	kvs_mem_t mem;
@@ -70,7 +67,7 @@ POOL_TEST(p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served, pool_beg
 /* A put as engines do it: bytes through the mapping, digests by rank and layer, then the seal. */
 POOL_TEST(p1_digests_handed_in_piecewise_make_the_same_block, pool_begun(1u << 20, 256u << 10))
 {
-	static block_buf_t b, got;
+	static block_t b, got;
 	kvs_meta_t meta = meta_of(1);
 	kvs_loc_t loc;
 	kvs_mem_t mem;
@@ -79,44 +76,41 @@ POOL_TEST(p1_digests_handed_in_piecewise_make_the_same_block, pool_begun(1u << 2
 	block_fill(&plain, 4, &b);
 	assert_int_equal(kvs_mem(pool_, loc, &mem), KV_OK);
 	memcpy(mem.data, b.data, plain.block_bytes);
-	for (uint32_t h = 0; h < 2; h++) {
-		assert_int_equal(kvs_pool_set_leaves(pool_, loc, &(kvs_leaf_span_t){h, 1, 0, 1}, &b.leaves[h * 3]),
-				 KV_OK);
-		assert_int_equal(kvs_pool_set_leaves(pool_, loc, &(kvs_leaf_span_t){h, 1, 1, 2}, &b.leaves[h * 3 + 1]),
-				 KV_OK);
+	for (uint32_t i = 0; i < 4; i++) { /* a head's first leaf, then its other two */
+		const uint32_t h = i / 2, l = i % 2;
+
+		assert_int_equal(
+			kvs_pool_set_leaves(pool_, loc, &(kvs_leaf_span_t){h, 1, l, 1 + l}, &b.leaves[h * 3 + l]),
+			KV_OK);
 	}
 	assert_int_equal(kvs_pool_compute_roots(pool_, loc), KV_OK);
 	assert_int_equal(kvs_set_state(pool_, loc, KVS_TRANSIT), KV_OK);
-	got.mem = (kvs_mem_t){got.data, got.leaves, got.roots, UINT32_MAX};
+	block_blank(&got);
 	assert_int_equal(load(pool_, loc, &got.mem), KV_OK);
-	assert_memory_equal(got.roots, b.roots, sizeof(uint64_t) * 2);
+	block_check(&plain, 4, &got);
 	assert_int_equal(kvs_pool_compute_roots(pool_, loc), KV_ERR_ARG);
 	assert_int_equal(kvs_pool_set_leaves(pool_, loc, &(kvs_leaf_span_t){0, 2, 0, 3}, b.leaves), KV_ERR_ARG);
 }
 
 POOL_TEST(p10_digest_ranges_outside_the_block_are_refused, pool_begun(1u << 20, 256u << 10))
 {
-	static const uint32_t bad[][4] = {
-		{2, 1, 0, 1},          {0, 3, 0, 1},          {0, 1, 3, 1},          {0, 1, 0, 4},
-		{1, UINT32_MAX, 0, 1}, {0, 1, 1, UINT32_MAX}, {UINT32_MAX, 1, 0, 1},
-	};
+	static const kvs_leaf_span_t bad[] = {KV_ROWS({2, 1, 0, 1}, {0, 3, 0, 1}, {0, 1, 3, 1}, {0, 1, 0, 4},
+						      {1, UINT32_MAX, 0, 1}, {0, 1, 1, UINT32_MAX},
+						      {UINT32_MAX, 1, 0, 1})};
 	uint64_t values[6] = {0};
 	kvs_meta_t meta = meta_of(1);
 	kvs_loc_t loc;
 
 	assert_int_equal(kvs_alloc(pool_, class_, KVS_PUT, 1, &meta, &loc), KV_OK);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		assert_int_equal(kvs_pool_set_leaves(pool_, loc,
-						     &(kvs_leaf_span_t){bad[i][0], bad[i][1], bad[i][2], bad[i][3]},
-						     values),
-				 KV_ERR_ARG);
+		assert_int_equal(kvs_pool_set_leaves(pool_, loc, &bad[i], values), KV_ERR_ARG);
 	}
 	assert_int_equal(kvs_pool_set_leaves(pool_, loc, &(kvs_leaf_span_t){0, 2, 0, 3}, values), KV_OK);
 }
 
 POOL_TEST(p6_a_punched_slab_is_a_fault_not_a_crash, pool_begun(1u << 20, 256u << 10))
 {
-	static block_buf_t b;
+	static block_t b;
 	kvs_slab_info_t info;
 	kvs_loc_t first, second;
 
@@ -137,7 +131,7 @@ POOL_TEST(p6_a_punched_slab_is_a_fault_not_a_crash, pool_begun(1u << 20, 256u <<
 /* Should memory really go (a huge page that cannot be had again, a broken module): the pool counts it and lives on. */
 POOL_TEST(p6_memory_that_is_gone_is_counted_and_typed, pool_begun(1u << 20, 256u << 10))
 {
-	static block_buf_t b;
+	static block_t b;
 	kvs_loc_t loc;
 	kvs_mem_t mem;
 	int fd = memfd_create("empty", MFD_CLOEXEC);
@@ -193,16 +187,9 @@ POOL_TEST(p8_clients_can_neither_resize_nor_forge, pool_begun(1u << 20, 256u << 
 POOL_TEST(p5_the_smallest_and_oddest_arguments_are_refused, pool_set_up(1u << 20, 256u << 10))
 {
 	static const kvs_geometry_t bad[] = {
-		{0, 1, 1, 1, 1},
-		{4096, 0, 1, 4096, 4096},
-		{4096, 1, 0, 4096, 4096},
-		{4096, 1, 1, 0, 4096},
-		{4096, 1, 2, 4096, 4096},
-		{4096, 1, 1, 2048, 4096},
-		{4097, 1, 1, 4096, 4096},
-		{UINT32_MAX, 1, 1, UINT32_MAX, UINT32_MAX},
-		{4096, 65536, 65536, 1, 1},
-	};
+		KV_ROWS({0, 1, 1, 1, 1}, {4096, 0, 1, 4096, 4096}, {4096, 1, 0, 4096, 4096}, {4096, 1, 1, 0, 4096},
+			{4096, 1, 2, 4096, 4096}, {4096, 1, 1, 2048, 4096}, {4097, 1, 1, 4096, 4096},
+			{UINT32_MAX, 1, 1, UINT32_MAX, UINT32_MAX}, {4096, 65536, 65536, 1, 1})};
 	char long_name[200];
 	kvs_tier_t *none = NULL;
 	kvs_meta_t meta = meta_of(1);

@@ -1,7 +1,7 @@
 /* Random operations on the pool, and the same on a plain array; every sum is compared after every step. */
 #include "pool_test.h"
 
-#define STEPS 20000u
+#define STEPS 20000u /* with the slabs that there are; and as many while slabs come and go */
 #define MOST  512u
 
 typedef struct model_block {
@@ -13,7 +13,7 @@ typedef struct model_block {
 
 typedef struct model {
 	model_block_t block[MOST];
-	uint32_t n;
+	uint32_t n, full;
 	kvs_loc_t dead[64]; /* locations that are stale */
 	uint32_t deaths;
 	int prefault; /* a thread touches the memory */
@@ -60,6 +60,7 @@ static void step_alloc(kvs_tier_t *pool, model_t *m, kv_test_rng_t *rng)
 	kv_status_t status = kvs_alloc(pool, class, state, 5, &meta, &loc);
 
 	assert_true(status == KV_OK || status == KV_ERR_FULL || (m->prefault && status == KV_ERR_BUSY));
+	m->full += status == KV_ERR_FULL;
 	if (status == KV_OK) {
 		for (uint32_t i = 0; i < m->n; i++) {
 			assert_int_not_equal(m->block[i].loc.slot, loc.slot);
@@ -71,7 +72,7 @@ static void step_alloc(kvs_tier_t *pool, model_t *m, kv_test_rng_t *rng)
 
 static void step_store(kvs_tier_t *pool, const model_t *m, model_block_t *b, kv_test_rng_t *rng)
 {
-	static block_buf_t buf;
+	static block_t buf;
 	uint64_t content = kv_test_rand(rng) | 1u;
 	int writable = b->state == KVS_PUT || b->state == KVS_FILLING;
 	kv_status_t status;
@@ -86,10 +87,10 @@ static void step_store(kvs_tier_t *pool, const model_t *m, model_block_t *b, kv_
 
 static void step_load(kvs_tier_t *pool, const model_block_t *b)
 {
-	static block_buf_t want, got;
+	static block_t got;
 	kv_status_t status;
 
-	got.mem = (kvs_mem_t){got.data, got.leaves, got.roots, UINT32_MAX};
+	block_blank(&got);
 	status = load(pool, b->loc, &got.mem);
 	if (b->state == KVS_QUARANTINED) {
 		assert_int_equal(status, KV_MISS);
@@ -97,8 +98,7 @@ static void step_load(kvs_tier_t *pool, const model_block_t *b)
 		assert_int_equal(status, KV_ERR_ARG);
 	} else if (b->content) {
 		assert_int_equal(status, KV_OK);
-		block_fill(geometry_of[b->class], b->content, &want);
-		assert_memory_equal(got.data, want.data, geometry_of[b->class]->block_bytes);
+		block_check(geometry_of[b->class], b->content, &got);
 	}
 }
 
@@ -222,7 +222,7 @@ static void step_change(kvs_tier_t *pool, fate_t *fate, kv_test_rng_t *rng)
 	}
 }
 
-static void run_changes(int prefault)
+static void run_model(int prefault)
 {
 	static fate_t fate[NUMBERS];
 	static model_t m;
@@ -238,19 +238,21 @@ static void run_changes(int prefault)
 	pool_open();
 	for (uint32_t i = 0; i < 3; i++) {
 		assert_int_equal(kvs_class_open(pool_, ns_of[i], geometry_of[i], &class), KV_OK);
+		assert_int_equal(class, i);
 	}
-	for (uint32_t i = 0; i < STEPS; i++) {
-		uint32_t before = m.n;
+	for (uint32_t i = 0; i < 2 * STEPS; i++) {
+		const int slabs_go = i >= STEPS;
+		const uint32_t before = m.n;
 
 		step(pool_, &m, &rng);
 		if (m.n > before) {
 			assert_int_equal(fate[kv_slot_slab(m.block[before].loc.slot)], STAYS);
 		}
-		if (i % 4 == 0) {
+		if (slabs_go && i % 4 == 0) {
 			step_change(pool_, fate, &rng);
 		}
 		/* Every now and then little is held, so that slabs come empty. */
-		while (i % 400 == 0 && m.n > 8) {
+		while (slabs_go && i % 400 == 0 && m.n > 8) {
 			kvs_free(pool_, m.block[8].loc);
 			bury(&m, 8);
 		}
@@ -259,44 +261,7 @@ static void run_changes(int prefault)
 			check(pool_);
 		}
 	}
-	assert_true(kv_metric_get(&metrics_, KV_M_SLABS_RETIRED) > 20);
-	pool_end();
-}
-
-KV_TEST(p4_sums_hold_while_slabs_come_and_go)
-{
-	run_changes(0);
-}
-
-KV_TEST(p4_sums_hold_while_slabs_come_and_go_during_prefault)
-{
-	run_changes(1);
-}
-
-static void run_model(int prefault)
-{
-	static model_t m;
-	kv_test_rng_t rng;
-
-	memset(&m, 0, sizeof m);
-	m.prefault = prefault;
-	pool_set_up(3u << 20, 150000);
-	rng.state = kv_test_seed() + (uint64_t)prefault;
-	config_.prefault = prefault;
-	pool_open();
-	for (uint32_t i = 0; i < 3; i++) {
-		uint32_t class;
-
-		assert_int_equal(kvs_class_open(pool_, ns_of[i], geometry_of[i], &class), KV_OK);
-		assert_int_equal(class, i);
-	}
-	for (uint32_t i = 0; i < STEPS; i++) {
-		step(pool_, &m, &rng);
-		compare(pool_, &m);
-		if (i % 64 == 0) {
-			check(pool_);
-		}
-	}
+	assert_true(m.full > 20 && kv_metric_get(&metrics_, KV_M_SLABS_RETIRED) > 20);
 	while (m.n > 0) {
 		kvs_free(pool_, m.block[0].loc);
 		bury(&m, 0);

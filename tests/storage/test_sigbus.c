@@ -83,7 +83,7 @@ KV_TEST(p1_verify_finds_every_flipped_leaf)
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	for (size_t i = 0; i < KV_COUNT_OF(geometries); i++) {
 		const kvs_geometry_t *g = geometries[i];
-		static block_buf_t b;
+		static block_t b;
 		uint64_t leaves[16], roots[4];
 
 		block_fill(g, 9, &b);
