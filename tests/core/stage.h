@@ -32,6 +32,40 @@ static inline void stage(uint32_t cpu, uint32_t disk)
 	stage_in(&(u_config_t){.cpu_slots = cpu, .disk_slots = disk});
 }
 
+/* Until nothing is in flight; and all is as it must be. */
+static inline void settle(void)
+{
+	u_settle(&u_);
+	universe_check(&u_);
+}
+
+static inline void tick(uint32_t times)
+{
+	u_tick(&u_, times);
+	universe_check(&u_);
+}
+
+/* Blocks [first, n) of keys_, in memory and on disk. */
+static inline void put_settled(uint32_t first, uint32_t n)
+{
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, first, n), n - first);
+	u_settle(&u_);
+}
+
+/* The first n blocks of keys_, on disk only. */
+static inline void put_on_disk(uint32_t n)
+{
+	put_settled(0, n);
+	u_evict(&u_, KV_TIER_CPU, n);
+}
+
+/* All of a put that has begun. */
+static inline void put_end(const u_put_t *put)
+{
+	u_put_write(&u_, put);
+	assert_int_equal(u_put_end(&u_, put->member, put, 0, put->n), KV_OK);
+}
+
 static inline void stage_end(void)
 {
 	universe_leave(&u_);

@@ -50,8 +50,7 @@ static void at_work(uint32_t turn)
 		assert_int_equal(u_mirror_tiers(&u_, 0, &old_[c][0]), 0);
 		assert_int_equal(u_visible(&u_, 0, &space_, old_[c], 1), 0);
 	}
-	u_tick(&u_, 1);
-	universe_check(&u_);
+	tick(1);
 }
 
 /* Returns the number of calls that it took. */
@@ -112,15 +111,11 @@ STAGE_TEST(p3_a_space_opened_while_the_tier_attaches_finds_its_blocks, stage_off
 /* The host makes the reset an epoch on disk before it attaches: blocks taken in of the old epoch are never visible. */
 STAGE_TEST(p1_a_reset_while_the_tier_attaches_hides_its_blocks, stage_off())
 {
-	kv_msg_t ask = {0}, reply;
-
 	space_ = u_space(&u_, 0, "model");
 	assert_int_equal(kvd_core_take_in(u_.core, &u_.disk.tier), KV_PENDING);
-	ask.space_reset.space = space_.space;
-	ask.space_reset.epoch = space_.epoch;
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_OK);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_OK);
 	assert_int_equal(u_.resets_noted, 1);
-	space_.epoch = reply.space_reset_reply.epoch;
+	space_.epoch = u_.reply.space_reset_reply.epoch;
 	(void)take_in();
 	for (uint32_t i = 0; i < u_.disk.root_count; i++) {
 		u_.disk.roots[i].epoch++;

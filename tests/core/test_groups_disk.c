@@ -137,8 +137,7 @@ KV_TEST(p2_durable_reports_how_many_blocks_are_on_disk)
 
 	stage_window(64, 4);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &started_), KV_OK);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	put_end(&put_);
 	u_settle(&u_);
 	notice = u_find_notice(&u_, KV_CODE_DURABLE, put_.id);
 	assert_non_null(notice);
@@ -186,9 +185,7 @@ KV_TEST(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each)
 	enum { MANY = 50000 };
 	static kv_key_t many[MANY];
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = MANY, .disk_slots = MANY, .max_blocks = 2 * MANY}, NULL);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	space_ = u_space(&u_, 0, "model");
+	stage_in(&(u_config_t){.cpu_slots = MANY, .disk_slots = MANY, .max_blocks = 2 * MANY});
 	u_.group = 1;
 	u_chain(NULL, 3, many, MANY);
 	for (uint32_t at = 0; at < MANY; at += 500) {

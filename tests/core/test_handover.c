@@ -54,24 +54,16 @@ STAGE_TEST(p4_a_tail_travels_with_the_entry_and_may_be_all, stage_two(64, 0))
 {
 	static const char hidden[] = "first token";
 	static const char other[] = "another";
+	u_send_t send = to_send_tail("t", hidden, sizeof hidden);
 	kv_msg_t ask = {0}, answer;
 
-	assert_int_equal(
-		u_send(&u_, m_,
-		       &(u_send_t){.transfer = "t", .space = &space_, .tail = hidden, .tail_len = sizeof hidden},
-		       &sent_),
-		KV_OK);
+	assert_int_equal(send_it(send), KV_OK);
 	assert_int_equal(sent_.bytes, sizeof hidden);
 	universe_check(&u_);
-	assert_int_equal(u_send(&u_, m_,
-				&(u_send_t){.transfer = "t",
-					    .number = sent_.number,
-					    .space = &space_,
-					    .last = 1,
-					    .tail = other,
-					    .tail_len = sizeof other},
-				&sent_),
-			 KV_OK);
+	send = to_send_tail("t", other, sizeof other);
+	send.number = sent_.number;
+	send.last = 1;
+	assert_int_equal(send_it(send), KV_OK);
 	ask.handover_tail.number = sent_.number;
 	assert_int_equal(u_request(&u_, d_, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_ERR_NOT_FOUND);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
@@ -135,11 +127,11 @@ STAGE_TEST(p5_a_consumers_wait_ends_at_its_deadline, stage_two(64, 0))
  */
 STAGE_TEST(p5_what_is_given_back_has_its_time_to_live_again, stage_two(64, 0))
 {
-	u_send_t brief = {
-		.transfer = "t", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL, .last = 1, .ttl_ms = 2000};
+	u_send_t brief = to_send("t", 4, U_FULL, 1);
 
+	brief.ttl_ms = 2000;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
-	assert_int_equal(u_send(&u_, m_, &brief, &sent_), KV_OK);
+	assert_int_equal(send_it(brief), KV_OK);
 	assert_int_equal(sent_.ttl_ms, 2000);
 	assert_int_equal(recv(d_, "t", 9000), KV_OK);
 	advance(8000000000u); /* it is the consumer's: its own time does not run */
@@ -152,7 +144,7 @@ STAGE_TEST(p5_what_is_given_back_has_its_time_to_live_again, stage_two(64, 0))
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_EXPIRED);
 
 	d_ = u_join(&u_, 0, "decode", 2, 0);
-	assert_int_equal(u_send(&u_, m_, &brief, &sent_), KV_OK);
+	assert_int_equal(send_it(brief), KV_OK);
 	assert_int_equal(recv(d_, "t", 9000), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, KV_HANDOVER_ABORT), KV_OK);
 	advance(2200000000u);
@@ -178,13 +170,9 @@ STAGE_TEST(p5_a_long_life_is_not_cut_short, stage_two(64, 0))
 KV_TEST(p4_a_core_that_ends_keeps_no_tail)
 {
 	stage_two(64, 0);
-	assert_int_equal(
-		u_send(&u_, m_, &(u_send_t){.transfer = "t", .space = &space_, .tail = "x", .tail_len = 1}, &sent_),
-		KV_OK);
+	assert_int_equal(send_it(to_send_tail("t", "x", 1)), KV_OK);
 	universe_fini(&u_);
 }
-
-/* ---- one producer, one consumer -------------------------------------------------------------- */
 
 /* ---- refusals change nothing ----------------------------------------------------------------- */
 
@@ -221,6 +209,7 @@ static kv_status_t send_raw(const uint32_t *parts, uint32_t words, uint32_t keys
 STAGE_TEST(p10_parts_that_contradict_themselves_are_refused, stage_two(256, 0))
 {
 	static char long_id[130];
+	u_send_t send;
 	kv_msg_t ask = {0}, answer;
 
 	put_all(0, 16);
@@ -242,19 +231,15 @@ STAGE_TEST(p10_parts_that_contradict_themselves_are_refused, stage_two(256, 0))
 
 	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
 	assert_int_equal(send_more(11, U_FULL, 0), KV_ERR_ARG); /* only deeper */
-	assert_int_equal(u_send(&u_, m_, &(u_send_t){.transfer = "", .number = sent_.number, .space = &space_}, &sent_),
-			 KV_ERR_ARG); /* each chunk names its hand-over */
+	send = to_send("", 0, 0, 0);
+	send.number = sent_.number;
+	assert_int_equal(send_it(send), KV_ERR_ARG); /* each chunk names its hand-over */
 	assert_int_equal(recv(d_, "", 0), KV_ERR_ARG);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 20), 12);
-	assert_int_equal(u_send(&u_, m_,
-				&(u_send_t){.transfer = "t",
-					    .number = sent_.number,
-					    .space = &space_,
-					    .keys = fork_,
-					    .n = 16,
-					    .groups = U_FULL},
-				&sent_),
-			 KV_ERR_ARG); /* and below what is handed over */
+	send = to_send("t", 16, U_FULL, 0);
+	send.number = sent_.number;
+	send.keys = fork_;
+	assert_int_equal(send_it(send), KV_ERR_ARG); /* and below what is handed over */
 	universe_check(&u_);
 	ask.handover_recv = (kv_msg_handover_recv_t){.transfer = kv_slice_str("t"), .space = space_.space, .epoch = 9};
 	assert_int_equal(u_request(&u_, d_, KV_CODE_HANDOVER_RECV, &ask, &answer), KV_ERR_STALE_EPOCH);
@@ -308,8 +293,7 @@ STAGE_TEST(p4_a_producer_that_dies_fails_what_is_not_complete, stage_two(128, 0)
 	complete = sent_.number;
 	assert_int_equal(recv(d_, "complete", 0), KV_OK);
 	u_dead(&u_, m_);
-	u_tick(&u_, 1);
-	universe_check(&u_);
+	tick(1);
 	check_notice(d_, waited, KV_HANDOVER_FAILED, 8, KV_ERR_PRODUCER_LOST);
 	assert_int_equal(metric(KV_M_HANDOVER_WAIT), 1); /* of the complete one nobody waited */
 	assert_null(last_notice(d_, complete));
@@ -344,8 +328,7 @@ STAGE_TEST(p4_a_member_that_closes_leaves_nothing_with_its_instance, stage_two(6
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
 	assert_int_equal(recv(m_, "u", 0), KV_OK);
 	u_closed(&u_, m_);
-	u_tick(&u_, 1);
-	universe_check(&u_);
+	tick(1);
 	rec = kvd_member_find(u_.core, second->id);
 	assert_int_equal(kvd_instance_at(u_.core, rec->instance)->handovers, 0);
 	assert_int_equal(u_.core->handovers.used, 1); /* it was complete */
@@ -410,7 +393,6 @@ STAGE_TEST(p4_an_instance_may_hand_over_to_itself, stage_two(64, 0))
 STAGE_TEST(p1_a_reset_ends_all_entries_of_its_space, stage_two(64, 0))
 {
 	uint64_t awaited, sending;
-	kv_msg_t ask = {0}, answer;
 
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(recv(d_, "awaited", 0), KV_OK);
@@ -418,10 +400,8 @@ STAGE_TEST(p1_a_reset_ends_all_entries_of_its_space, stage_two(64, 0))
 	assert_int_equal(send_first("sending", 8, U_FULL, 0), KV_OK);
 	sending = sent_.number;
 	assert_int_equal(recv(d_, "sending", 0), KV_OK);
-	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer), KV_OK);
-	u_tick(&u_, 1);
-	universe_check(&u_);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_OK);
+	tick(1);
 	check_notice(d_, awaited, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
 	check_notice(d_, sending, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
 	check_notice(m_, sending, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
@@ -436,11 +416,9 @@ static void report_bad(uint32_t n, uint32_t index)
 {
 	kv_msg_acquire_reply_t reply;
 	u_lease_t lease;
-	kv_msg_t ask = {0}, answer;
 
 	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, n, 0, &lease, &reply), KV_OK);
-	ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = index};
-	assert_int_equal(u_request(&u_, d_, KV_CODE_BAD_BLOCK, &ask, &answer), KV_OK);
+	assert_int_equal(u_bad_block(&u_, d_, lease.id, index), KV_OK);
 	u_settle(&u_);
 }
 
@@ -464,10 +442,11 @@ STAGE_TEST(p1_an_entry_with_a_bad_block_fails, stage_two(64, 0))
 
 static kv_status_t send_in(const kvd_space_info_t *space, const char *transfer, int last)
 {
-	return u_send(
-		&u_, m_,
-		&(u_send_t){.transfer = transfer, .space = space, .keys = keys_, .n = 8, .groups = U_ALL, .last = last},
-		&sent_);
+	u_send_t send = to_send(transfer, 8, U_ALL, last);
+
+	send.space = space;
+
+	return send_it(send);
 }
 
 /* Either side may come first: both learn it at once, nothing is kept, and the blocks stay as cache. */

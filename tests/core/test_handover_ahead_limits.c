@@ -214,51 +214,46 @@ static garbage_t announcement(uint32_t n, uint32_t count)
 
 STAGE_TEST(p10_announcements_that_are_not_sound_are_refused, stage_one(64, 0))
 {
-	garbage_t garbage;
-	u_member_t *rival;
+	static const struct {
+		uint32_t n, count, keys_len, parts_len, group, flags, partial;
+		uint64_t epoch, number; /* each of these on top of what is right */
+		kv_status_t status;
+	} rows[] = {
+		{.n = 0, .count = 0, .status = KV_ERR_ARG}, /* a part without units */
+		{.n = 4, .count = 5, .status = KV_ERR_ARG}, /* more keys than units */
+		{.n = KV_MAX_BLOCKS + 1, .count = 4, .status = KV_ERR_ARG},
+		{.n = UINT32_MAX, .count = 4, .status = KV_ERR_ARG},
+		{.n = 4, .count = UINT32_MAX, .status = KV_ERR_ARG}, /* a count whose bytes wrap to none */
+		{.n = 8, .count = 4, .status = KV_MISS},             /* a gap before the first */
+		{.n = 4, .count = 0, .status = KV_ERR_ARG},          /* a unit whose key is not named */
+		{.n = 4, .count = 4, .keys_len = UINT32_MAX, .status = KV_ERR_ARG},
+		{.n = 4, .count = 4, .keys_len = KV_KEY_BYTES, .status = KV_ERR_ARG},
+		{.n = 4, .count = 4, .parts_len = UINT32_MAX, .status = KV_ERR_ARG},
+		{.n = 4, .count = 4, .group = 3, .status = KV_ERR_UNSUPPORTED}, /* no such group */
+		{.n = 2, .count = 2, .keys_len = 2 * KV_KEY_BYTES, .parts_len = 12, .status = KV_ERR_ARG}, /* twice */
+		{.n = 4,
+		 .count = 4,
+		 .flags = KV_HANDOVER_LAST,
+		 .partial = 16,
+		 .status = KV_ERR_ARG}, /* no whole block */
+		{.n = 4, .count = 4, .epoch = 1, .status = KV_ERR_STALE_EPOCH},
+		{.n = 4, .count = 4, .number = 12345, .status = KV_ERR_NOT_FOUND},
+	};
+	u_member_t *rival = u_join(&u_, 0, "rival", 2, 0);
 
-	rival = u_join(&u_, 0, "rival", 2, 0);
-	garbage = announcement(0, 0);
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG); /* a part without units */
-	garbage = announcement(4, 5);
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG); /* more keys than units */
-	garbage = announcement(KV_MAX_BLOCKS + 1, 4);
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(UINT32_MAX, 4);
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(4, UINT32_MAX); /* a count whose bytes wrap to none */
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(8, 4); /* a gap before the first */
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_MISS);
-	garbage = announcement(4, 0); /* a unit whose key is not named */
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(4, 4);
-	garbage.keys_len--;
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(4, 4);
-	garbage.keys_len += KV_KEY_BYTES;
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(4, 4);
-	garbage.parts_len = 11;
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(4, 4);
-	garbage.parts[0] = 3;
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_UNSUPPORTED); /* no such group */
-	garbage = announcement(2, 2);
-	memcpy(&garbage.parts[3], garbage.parts, 12); /* the group twice */
-	garbage.parts_len = 24;
-	garbage.keys_len *= 2;
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(4, 4);
-	garbage.partial = 16; /* a whole block is none */
-	garbage.flags |= KV_HANDOVER_LAST;
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
-	garbage = announcement(4, 4);
-	garbage.epoch++;
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_STALE_EPOCH);
-	garbage = announcement(4, 4);
-	garbage.number = 12345;
-	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_NOT_FOUND);
+	for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		garbage_t garbage = announcement(rows[i].n, rows[i].count);
+
+		memcpy(&garbage.parts[3], garbage.parts, 12); /* named by parts_len only */
+		garbage.parts[0] += rows[i].group;
+		garbage.parts_len += rows[i].parts_len;
+		garbage.keys_len += rows[i].keys_len;
+		garbage.flags |= rows[i].flags;
+		garbage.partial = rows[i].partial;
+		garbage.epoch += rows[i].epoch;
+		garbage.number = rows[i].number;
+		assert_int_equal(send_garbage(rival, "g", &garbage), rows[i].status);
+	}
 	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
 }
 

@@ -7,18 +7,16 @@
 
 static void stage_share(uint64_t share, uint64_t most)
 {
-	universe_init(&u_, &(u_config_t){.cpu_slots = 256, .share = {[0] = {share}, [1] = {share}}}, NULL);
+	stage_two_in(&(u_config_t){.cpu_slots = 256, .share = {[0] = {share}, [1] = {share}}});
 	u_.core->config.max_handover_bytes = most;
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	d_ = u_join(&u_, 0, "decode", 2, 0);
-	space_ = u_space(&u_, 0, "model");
-	stage_keys();
 }
 
 /* What begins alike is charged once: otherwise a long system prompt would end the hand-overs of a busy node. */
 KV_TEST(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once)
 {
-	u_send_t other = {.transfer = "other", .space = &space_, .keys = fork_, .n = 12, .groups = U_FULL};
+	u_send_t other = to_send("other", 12, U_FULL, 0);
+
+	other.keys = fork_;
 
 	stage_share(128 * 4096, 0); /* a quarter: 32 */
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
@@ -45,18 +43,12 @@ KV_TEST(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once)
 }
 
 /* In memory of a GPU its share is the limit, and what is kept there leaves that in host memory as it was. */
-KV_TEST(p5_hand_overs_in_gpu_memory_end_at_its_share)
+STAGE_TEST(p5_hand_overs_in_gpu_memory_end_at_its_share, stage_two_in(&(u_config_t){.cpu_slots = 64, .gpu_slots = 32}))
 {
 	kv_msg_acquire_reply_t reply;
 	u_lease_t lease;
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 32}, NULL);
 	u_.core->config.max_handover_bytes = 4 * 4096;
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	d_ = u_join(&u_, 0, "decode", 2, 0);
-	u_.memory = 1;
-	space_ = u_space(&u_, 0, "model");
-	stage_keys();
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 24), 24);
 	assert_int_equal(send_first("t", 20, U_FULL, 1), KV_OK);
 	universe_check(&u_);
@@ -70,35 +62,28 @@ KV_TEST(p5_hand_overs_in_gpu_memory_end_at_its_share)
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	assert_int_equal(u_.core->ns[0]->handover_bytes[1], 0);
-	u_.memory = 0;
-	stage_end();
 }
 
 /* A prompt in two memories: one name, two hand-overs (decision 058). Neither side of one is a stranger to the other, and
  * the one in host memory does not notice what becomes of the one in memory of the GPU. */
-KV_TEST(p7_hand_overs_in_two_memories_live_apart)
+STAGE_TEST(p7_hand_overs_in_two_memories_live_apart, stage_two_in(&(u_config_t){.cpu_slots = 64, .gpu_slots = 64}))
 {
+	u_send_t send = to_send("t", 8, U_FULL, 0);
 	kvd_space_info_t gpu;
 	kv_msg_handover_send_reply_t sent;
 	kv_msg_handover_recv_reply_t got;
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 64}, NULL);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	d_ = u_join(&u_, 0, "decode", 2, 0);
 	u_.group_count = 1;
-	space_ = u_space(&u_, 0, "model");
-	u_.memory = 1;
 	gpu = u_space(&u_, 0, "model in memory of a GPU");
-	stage_keys();
+	u_.memory = 0;
+	space_ = u_space(&u_, 0, "model in memory");
+	send.space = &gpu;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	assert_int_equal(u_put(&u_, m_, &gpu, keys_, 0, 8), 8);
 	assert_int_equal(u_recv(&u_, d_, &gpu, "t", 0, &got), KV_OK); /* as yet without a producer */
 	assert_int_equal(send_first("t", 4, U_FULL, 0), KV_OK);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	assert_int_equal(u_send(&u_, m_,
-				&(u_send_t){.transfer = "t", .space = &gpu, .keys = keys_, .n = 8, .groups = U_FULL},
-				&sent),
-			 KV_OK);
+	assert_int_equal(u_send(&u_, m_, &send, &sent), KV_OK);
 	assert_int_equal(sent.number, got.number);
 	assert_int_not_equal(sent.number, sent_.number);
 	universe_check(&u_);
@@ -114,26 +99,18 @@ KV_TEST(p7_hand_overs_in_two_memories_live_apart)
 	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 8 * 4096);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	assert_int_equal(u_.core->pins.used + u_.core->handovers.used, 0);
-	u_.memory = 0;
-	stage_end();
 }
 
 /* Engines that copy to memory of a GPU what the host has leave half of it to a producer, which needs it now. */
-KV_TEST(p5_promotions_leave_room_for_hand_overs)
+STAGE_TEST(p5_promotions_leave_room_for_hand_overs,
+	   stage_two_in(&(u_config_t){
+		   .cpu_slots = 64, .gpu_slots = 32, .share = {[0] = {[KVD_SHARE_GPU] = 32 * 4096}}}))
 {
 	static u_put_t put[3];
 	kv_msg_put_start_reply_t started;
 	u_member_t *other;
 
-	universe_init(&u_,
-		      &(u_config_t){.cpu_slots = 64, .gpu_slots = 32, .share = {[0] = {[KVD_SHARE_GPU] = 32 * 4096}}},
-		      NULL);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	d_ = u_join(&u_, 0, "decode", 2, 0);
 	other = u_join(&u_, 0, "other", 2, 0);
-	u_.memory = 1;
-	space_ = u_space(&u_, 0, "model");
-	stage_keys();
 	assert_int_equal(u_put_start(&u_, d_, &space_, fork_, 0, 12, KV_PUT_YIELD, &put[0], &started), KV_OK);
 	assert_int_equal(started.n, 12);
 	assert_int_equal(u_put_start(&u_, other, &space_, fork_, 0, 12, KV_PUT_YIELD, &put[1], &started), KV_OK);
@@ -143,17 +120,12 @@ KV_TEST(p5_promotions_leave_room_for_hand_overs)
 	assert_int_equal(send_first("t", 16, U_FULL, 1), KV_OK);
 	universe_check(&u_);
 	/* What is promoted is evicted as any block is: a producer's next prompt finds room, too. */
-	u_put_write(&u_, &put[0]);
-	assert_int_equal(u_put_end(&u_, d_, &put[0], 0, 12), KV_OK);
-	u_put_write(&u_, &put[1]);
-	assert_int_equal(u_put_end(&u_, other, &put[1], 0, 4), KV_OK);
+	put_end(&put[0]);
+	put_end(&put[1]);
 	u_settle(&u_);
 	assert_int_equal(u_put_start(&u_, d_, &space_, &fork_[12], 0, 1, KV_PUT_YIELD, &put[2], &started), KV_ERR_BUSY);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	universe_check(&u_);
-	u_.memory = 0;
-	stage_end();
 }
 
 STAGE_TEST(p5_hand_overs_and_leases_end_at_the_share_together, stage_share(32 * 4096, 32 * 4096))
@@ -170,15 +142,9 @@ STAGE_TEST(p5_hand_overs_and_leases_end_at_the_share_together, stage_share(32 * 
 	assert_int_equal(send_first("t", 13, U_FULL, 0), KV_ERR_BUSY); /* 28, and 5 more */
 	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
 	universe_check(&u_);
-	assert_int_equal(
-		u_send(&u_, m_, &(u_send_t){.transfer = "tail", .space = &space_, .tail = tail, .tail_len = 1}, &sent_),
-		KV_ERR_BUSY);
+	assert_int_equal(send_it(to_send_tail("tail", tail, 1)), KV_ERR_BUSY);
 	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
-	assert_int_equal(
-		u_send(&u_, m_,
-		       &(u_send_t){.transfer = "tail", .space = &space_, .tail = tail, .tail_len = sizeof tail},
-		       &sent_),
-		KV_OK);
+	assert_int_equal(send_it(to_send_tail("tail", tail, sizeof tail)), KV_OK);
 	universe_check(&u_);
 	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 28, 0, &lease, &reply), KV_OK);
 	assert_int_equal(reply.n, 8 + 32 - 12 - 4); /* what both share, and what is left */
@@ -188,14 +154,10 @@ STAGE_TEST(p5_hand_overs_and_leases_end_at_the_share_together, stage_share(32 * 
 KV_TEST(p5_pins_and_tail_of_a_chunk_are_counted_together)
 {
 	static char tail[6 * 4096];
-	u_send_t both = {.transfer = "t",
-			 .space = &space_,
-			 .keys = keys_,
-			 .n = 12,
-			 .groups = U_FULL,
-			 .tail = tail,
-			 .tail_len = sizeof tail};
+	u_send_t both = to_send("t", 12, U_FULL, 0);
 
+	both.tail = tail;
+	both.tail_len = sizeof tail;
 	stage_share(16 * 4096, 64 * 4096); /* the share is less than hand-overs may have */
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_ERR_BUSY); /* 12 + 6 of 16 */
@@ -218,11 +180,12 @@ KV_TEST(p5_pins_and_tail_of_a_chunk_are_counted_together)
 
 STAGE_TEST(p5_a_producer_is_told_when_there_is_room, stage_two(128, 0))
 {
-	u_send_t send = {
-		.transfer = "u", .space = &space_, .keys = fork_, .n = 8, .groups = U_FULL, .last = 1, .await_room = 1};
+	u_send_t send = to_send("u", 8, U_FULL, 1);
 	uint64_t first;
 	u_member_t *waits;
 
+	send.keys = fork_;
+	send.await_room = 1;
 	waits = u_join(&u_, 0, "waits", 2, 0);
 	u_chain(NULL, 77, fork_, 8);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -264,15 +227,12 @@ static kv_key_t prompts_[6][PROMPT];
 /* Of prompt i, all of its eight blocks; of four such prompts there is room. */
 static kv_status_t send_prompt(u_member_t *m, const char *transfer, uint32_t i, int await_room)
 {
-	return u_send(&u_, m,
-		      &(u_send_t){.transfer = transfer,
-				  .space = &space_,
-				  .keys = prompts_[i],
-				  .n = PROMPT,
-				  .groups = U_FULL,
-				  .last = 1,
-				  .await_room = await_room},
-		      &sent_);
+	u_send_t send = to_send(transfer, PROMPT, U_FULL, 1);
+
+	send.keys = prompts_[i];
+	send.await_room = await_room;
+
+	return u_send(&u_, m, &send, &sent_);
 }
 
 static uint64_t find_prompt(uint32_t i)
@@ -382,6 +342,7 @@ KV_TEST(p5_what_nobody_has_claimed_gives_way_at_the_limit_of_its_producer)
 KV_TEST(p5_a_producer_that_waits_is_told_when_others_have_had_their_time)
 {
 	u_member_t *other = stage_flood();
+	u_send_t send;
 
 	assert_int_equal(send_prompt(m_, "d", 3, 0), KV_OK);
 	assert_int_equal(send_prompt(other, "o", 4, 1), KV_ERR_BUSY);
@@ -395,12 +356,8 @@ KV_TEST(p5_a_producer_that_waits_is_told_when_others_have_had_their_time)
 
 	/* What would not fit without all of them either ends none. */
 	advance(U_HANDOVER_MIN_TTL_NS);
-	assert_int_equal(
-		u_send(&u_, other,
-		       &(u_send_t){
-			       .transfer = "p", .space = &space_, .tail = prompts_, .tail_len = 4 * PROMPT * 4096 + 1},
-		       &sent_),
-		KV_ERR_BUSY);
+	send = to_send_tail("p", prompts_, 4 * PROMPT * 4096 + 1);
+	assert_int_equal(u_send(&u_, other, &send, &sent_), KV_ERR_BUSY);
 	stage_end();
 }
 
@@ -445,7 +402,7 @@ STAGE_TEST(p5_no_consumer_waits_long_for_a_producer_without_room, stage_share(12
 /* One that comes when its producer lacks room already has no more time; one without room has none to lose. */
 STAGE_TEST(p5_a_consumer_that_comes_to_a_producer_without_room_is_told_soon, stage_share(128 * 4096, 4 * 4096))
 {
-	u_send_t send = {.transfer = "a", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL};
+	u_send_t send = to_send("a", 4, U_FULL, 0);
 
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
@@ -495,27 +452,19 @@ STAGE_TEST(p5_no_producer_that_waits_for_room_is_forgotten, stage_share(128 * 40
 }
 
 /* Blocks that are only on disk take no memory, but a place in the index. */
-KV_TEST(p5_hand_overs_end_at_the_share_of_the_index)
+STAGE_TEST(p5_hand_overs_end_at_the_share_of_the_index,
+	   stage_two_in(&(u_config_t){.cpu_slots = 64, .share = {[0] = {0, 0, 20}}}))
 {
-	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .share = {[0] = {0, 0, 20}}}, NULL);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	space_ = u_space(&u_, 0, "model");
-	stage_keys();
+	u_send_t send = to_send("u", 13, U_FULL, 0);
+
+	send.keys = fork_;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 8, 16), 8);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
 	assert_int_equal(send_first("t", 16, U_FULL, 1), KV_OK);
-	assert_int_equal(
-		u_send(&u_, m_,
-		       &(u_send_t){.transfer = "u", .space = &space_, .keys = fork_, .n = 13, .groups = U_FULL},
-		       &sent_),
-		KV_ERR_BUSY);
-	assert_int_equal(
-		u_send(&u_, m_,
-		       &(u_send_t){.transfer = "u", .space = &space_, .keys = fork_, .n = 12, .groups = U_FULL},
-		       &sent_),
-		KV_OK);
-	stage_end();
+	assert_int_equal(send_it(send), KV_ERR_BUSY);
+	send.n = 12;
+	assert_int_equal(send_it(send), KV_OK);
 }
 
 /* A transfer id, until the next call. */

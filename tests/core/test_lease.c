@@ -103,20 +103,17 @@ STAGE_TEST(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out, stag
 
 STAGE_TEST(p1_nothing_of_an_old_epoch_is_served, stage(64, 64))
 {
-	kv_msg_t ask = {0}, reply;
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
-	u_settle(&u_);
+	put_settled(0, 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 8, 12, 0, &put, &started), KV_OK);
-	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
 	u_.disk.hold = 1;
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_PENDING);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_PENDING);
 	assert_int_equal(u_.answers, 0);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease2_, &reply_), KV_ERR_STALE_EPOCH);
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_ERR_STALE_EPOCH);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_ERR_STALE_EPOCH);
 	u_.disk.hold = 0;
 	u_settle(&u_);
 	assert_int_equal(u_.answers, 1);
@@ -139,8 +136,7 @@ STAGE_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it, stage(64, 64))
 	kv_msg_put_start_reply_t started;
 	uint8_t tiers[12];
 
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
-	u_settle(&u_);
+	put_settled(0, 4);
 	u_.disk.hold = 1;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 4, 12), 8);
 	u_tick(&u_, 4);
@@ -264,7 +260,6 @@ STAGE_TEST(p8_a_namespace_sees_nothing_of_another, stage(64, 0))
 {
 	kvd_space_info_t theirs;
 	u_member_t *other;
-	kv_msg_t ask = {0}, reply;
 
 	other = u_join(&u_, 1, "engine", 2, 0);
 	theirs = u_space(&u_, 1, "model");
@@ -272,9 +267,8 @@ STAGE_TEST(p8_a_namespace_sees_nothing_of_another, stage(64, 0))
 	assert_int_equal(u_visible(&u_, 1, &theirs, keys_, 10), 0);
 	assert_int_equal(u_mirror_tiers(&u_, 1, &keys_[0]), 0);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
-	ask.bad_block.lease = lease_.id;
 	assert_int_equal(u_release(&u_, other, lease_.id), KV_ERR_NOT_FOUND);
-	assert_int_equal(u_request(&u_, other, KV_CODE_BAD_BLOCK, &ask, &reply), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_bad_block(&u_, other, lease_.id, 0), KV_ERR_NOT_FOUND);
 	assert_true(u_lease_alive(&lease_));
 	/* Its pool is full of another's blocks: it gets what is free, and evicts nothing of theirs. */
 	assert_int_equal(u_put(&u_, other, &theirs, keys_, 0, 60), 54);

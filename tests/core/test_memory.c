@@ -20,11 +20,9 @@ static void story(void)
 			u_put_write(&u_, &put);
 			(void)u_put_end(&u_, m_, &put, started.already, put.n - started.already);
 		}
-		u_tick(&u_, 3);
-		universe_check(&u_);
+		tick(3);
 		(void)u_acquire(&u_, m_, &space_, keys, 40, 4, &lease, &reply);
-		u_settle(&u_);
-		universe_check(&u_);
+		settle();
 		if (lease.id) {
 			u_lease_verify(&u_, &lease);
 			ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = 30};
@@ -32,19 +30,16 @@ static void story(void)
 			(void)u_release(&u_, m_, lease.id);
 			lease.id = 0;
 		}
-		u_settle(&u_);
-		universe_check(&u_);
+		settle();
 	}
 	(void)u_withdraw(&u_, m_, &space_, &keys_[20], 8);
 	(void)u_withdraw(&u_, m_, &space_, &fork_[8], 1);
-	u_settle(&u_);
-	universe_check(&u_);
+	settle();
 	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
 	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
 		space_.epoch = answer.space_reset_reply.epoch;
 	}
-	u_settle(&u_);
-	universe_check(&u_);
+	settle();
 }
 
 /* The same of an unchained group, among full chains. */
@@ -64,11 +59,9 @@ static void story_alone(void)
 			u_put_write(&u_, &put);
 			(void)u_put_end(&u_, m_, &put, 0, put.n);
 		}
-		u_tick(&u_, 3);
-		universe_check(&u_);
+		tick(3);
 		(void)u_acquire(&u_, m_, &space_, keys_, 18 + 4 * i, 6 + 4 * i, &lease, &reply);
-		u_settle(&u_);
-		universe_check(&u_);
+		settle();
 		if (lease.id) {
 			u_lease_verify(&u_, &lease);
 			ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = 3};
@@ -83,8 +76,7 @@ static void story_alone(void)
 	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
 		space_.epoch = answer.space_reset_reply.epoch;
 	}
-	u_settle(&u_);
-	universe_check(&u_);
+	settle();
 	u_.group = 0;
 }
 
@@ -119,8 +111,7 @@ static void story_handover(void)
 	universe_check(&u_);
 	(void)u_done(&u_, decode, sent.number, 0);
 	(void)u_done(&u_, decode, got.number, 0);
-	u_settle(&u_);
-	universe_check(&u_);
+	settle();
 }
 
 /* Private blocks: a consumer asks first, gives what it got back, and asks again. */
@@ -155,8 +146,7 @@ static void story_private(void)
 	(void)u_send(&u_, m_, &send, &sent);
 	universe_check(&u_);
 	(void)u_done(&u_, m_, sent.number, KV_HANDOVER_ABORT);
-	u_tick(&u_, 1);
-	universe_check(&u_);
+	tick(1);
 	(void)u_recv(&u_, m_, &space_, "t", 0, &got[1]);
 	if (u_acquire(&u_, m_, &space_, whole, 3, 0, &lease, &acquired) == KV_OK && lease.id) {
 		u_lease_verify(&u_, &lease);
@@ -165,8 +155,7 @@ static void story_private(void)
 	(void)u_done(&u_, m_, sent.number, 0);
 	(void)u_done(&u_, m_, got[0].number, 0);
 	(void)u_done(&u_, m_, got[1].number, 0);
-	u_settle(&u_);
-	universe_check(&u_);
+	settle();
 }
 
 /* Blocks announced before they are put, more of them meanwhile, and the private block. */
@@ -194,16 +183,13 @@ static void story_announce(void)
 		}
 		universe_check(&u_);
 		(void)u_put(&u_, m_, one, keys_, n > 4 ? n - 6 : 0, n - 2);
-		u_tick(&u_, 1);
-		universe_check(&u_);
+		tick(1);
 	}
 	(void)u_put(&u_, m_, one, keys_, 10, 12);
 	(void)u_put_private(&u_, m_, one, &send.private_key);
-	u_tick(&u_, 1);
-	universe_check(&u_);
+	tick(1);
 	(void)u_done(&u_, m_, got.number ? got.number : sent.number, sent.number ? 0 : U_GIVE_UP);
-	u_settle(&u_);
-	universe_check(&u_);
+	settle();
 }
 
 static void every_failure(void (*tell)(void))

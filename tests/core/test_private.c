@@ -24,17 +24,13 @@ static void put_private(void)
 
 static kv_status_t send_partial(uint32_t n, uint32_t partial, int last)
 {
-	return u_send(&u_, m_,
-		      &(u_send_t){.transfer = "t",
-				  .number = sent_.number,
-				  .space = &space_,
-				  .keys = keys_,
-				  .n = n,
-				  .groups = U_ALL,
-				  .last = last,
-				  .partial = partial,
-				  .private_key = private_},
-		      &sent_);
+	u_send_t send = to_send("t", n, U_ALL, last);
+
+	send.number = sent_.number;
+	send.partial = partial;
+	send.private_key = private_;
+
+	return send_it(send);
 }
 
 static uint64_t private_blocks(void)
@@ -132,8 +128,7 @@ STAGE_TEST(p3_a_path_cut_short_loses_the_private_block, stage_private(64, 64))
 {
 	u_lease_t lease;
 
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
-	u_settle(&u_);
+	put_settled(0, 8);
 	evict_all();
 	assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
 	u_.disk.fail_percent = 100;
@@ -201,13 +196,10 @@ KV_TEST(p2_a_restart_forgets_private_blocks)
 
 STAGE_TEST(p4_a_reset_takes_private_blocks_along, stage_private(128, 0))
 {
-	kv_msg_t ask = {.space_reset = {.space = space_.space}}, answer;
-
 	put_all(0, 8);
 	put_private();
 	assert_int_equal(send_partial(8, 5, 1), KV_OK);
-	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer), KV_OK);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_OK);
 	u_settle(&u_);
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 8, KV_ERR_STALE_EPOCH);
 	assert_int_equal(stage_free_slots(), 128);

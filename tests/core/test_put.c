@@ -103,27 +103,22 @@ STAGE_TEST(p3_a_child_is_lost_with_the_last_copy_of_its_parent, stage(64, 0))
 }
 
 /* The parent came with another put, so nothing else pins it when the index is full and the child needs room there. */
-KV_TEST(p6_room_for_a_child_is_not_made_by_evicting_its_parent)
+STAGE_TEST(p6_room_for_a_child_is_not_made_by_evicting_its_parent,
+	   stage_in(&(u_config_t){.cpu_slots = 1024, .max_blocks = 256}))
 {
 	static u_put_t copy;
 	kv_key_t chain[2];
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = 1024, .max_blocks = 256}, NULL);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	space_ = u_space(&u_, 0, "model");
-	stage_keys();
 	u_chain(NULL, 9, chain, 2);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 0, 255), 255);
 	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 255, 400, 0, &copy, &reply_), KV_OK); /* pins them all */
 	assert_int_equal(u_put_start(&u_, m_, &space_, chain, 0, 1, 0, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
 	assert_int_equal(u_put_start(&u_, m_, &space_, chain, 1, 2, 0, &other_, &reply_), KV_OK);
-	u_put_write(&u_, &other_);
-	assert_int_equal(u_put_end(&u_, m_, &other_, 0, 1), KV_OK);
+	put_end(&other_);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
 	assert_int_equal(done(other_.id)->msg.put_done.status, KV_ERR_NOT_ADMITTED);
 	assert_int_equal(u_visible(&u_, 0, &space_, chain, 1), 1);
-	stage_end();
 }
 
 STAGE_TEST(p3_a_put_half_visible_at_a_reset_ends_with_its_last_range, stage(64, 0))
@@ -234,9 +229,7 @@ STAGE_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy, stage(16
 	uint8_t tiers[8];
 
 	u_chain(NULL, 3, apart, 2);
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
-	u_settle(&u_);
-	u_evict(&u_, KV_TIER_CPU, 4);
+	put_on_disk(4);
 	u_.core->config.write_behind = 0;
 	assert_int_equal(u_put(&u_, m_, &space_, apart, 0, 2), 2);
 	u_.disk.hold = 1;
@@ -244,8 +237,7 @@ STAGE_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy, stage(16
 	u_tick(&u_, 1); /* its reads are under way, and go on without it */
 	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 5, 0, &put_, &reply_), KV_OK);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
+	put_end(&put_);
 	assert_int_equal(u_.core->writes, 1);
 	u_.core->ix.blocks.limit = u_.core->ix.blocks.used;
 	u_.disk.hold = 0;
@@ -257,9 +249,7 @@ STAGE_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy, stage(16
 
 STAGE_TEST(p2_a_refused_write_is_reported_as_not_admitted, stage(8, 4))
 {
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
-	u_settle(&u_);
-	u_evict(&u_, KV_TIER_CPU, 4);
+	put_on_disk(4);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 1, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
 	u_settle(&u_);
@@ -271,9 +261,7 @@ STAGE_TEST(p2_a_refused_write_is_reported_as_not_admitted, stage(8, 4))
 
 STAGE_TEST(p2_a_write_through_that_fails_ends_its_put, stage(8, 64))
 {
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
-	u_settle(&u_);
-	u_evict(&u_, KV_TIER_CPU, 4);
+	put_on_disk(4);
 	u_.disk.fail_percent = 100;
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
@@ -296,8 +284,7 @@ static kv_slot_t disk_slot(uint32_t i)
 STAGE_TEST(p2_durable_fails_for_an_unverified_block, stage(64, 64))
 {
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	put_end(&put_);
 	for (int i = 0; i < 100 && u_.disk.flushes == 0; i++) {
 		u_tick(&u_, 1);
 	}
@@ -320,8 +307,7 @@ STAGE_TEST(p2_an_unverified_disk_block_takes_its_subtree_along, stage(64, 64))
 {
 	uint8_t tiers[8];
 
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
-	u_settle(&u_);
+	put_settled(0, 8);
 	u_evict(&u_, KV_TIER_CPU, 4);
 	fake_lose(&u_.disk, disk_slot(2)); /* four are in memory too, four only on disk */
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 4);
@@ -371,16 +357,14 @@ STAGE_TEST(p5_a_flush_that_failed_is_not_asked_for_again_at_once, stage(64, 64))
 
 	u_.disk.flush_status = KV_ERR_NOSPC;
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	put_end(&put_);
 	for (uint32_t i = 0; i < 100 && u_.disk.flushes == 0; i++) {
 		u_tick(&u_, 1);
 	}
 	depth = u_.core->config.write_behind_depth;
 	u_.core->config.write_behind_depth = 0; /* no write begins */
 	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 8, 12, 1, &other_, &reply_), KV_OK);
-	u_put_write(&u_, &other_);
-	assert_int_equal(u_put_end(&u_, m_, &other_, 0, 4), KV_OK);
+	put_end(&other_);
 	u_tick(&u_, 50);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOSPC);
 	assert_int_equal(u_.disk.flushes, 1);
@@ -403,7 +387,7 @@ STAGE_TEST(p5_a_flush_that_failed_is_not_asked_for_again_at_once, stage(64, 64))
 
 /* The heartbeat of all namespaces goes on while a long prompt becomes visible, and no request of another tenant waits
  * for it. */
-KV_TEST(p5_a_long_put_is_published_in_several_ticks)
+STAGE_TEST(p5_a_long_put_is_published_in_several_ticks, stage_in(&(u_config_t){.cpu_slots = 4096, .max_blocks = 8192}))
 {
 	enum { LONG = 3000 };
 	static kv_key_t keys[LONG];
@@ -411,10 +395,7 @@ KV_TEST(p5_a_long_put_is_published_in_several_ticks)
 	u_member_t *other;
 	uint64_t put;
 
-	universe_init(&u_, &(u_config_t){.cpu_slots = 4096, .max_blocks = 8192}, NULL);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
 	other = u_join(&u_, 1, "other", 2, 0);
-	space_ = u_space(&u_, 0, "model");
 	u_chain(NULL, 5, keys, LONG);
 	ask.put_start = (kv_msg_put_start_t){
 		.space = space_.space, .epoch = space_.epoch, .keys = {(const uint8_t *)keys, sizeof keys}};
@@ -433,7 +414,6 @@ KV_TEST(p5_a_long_put_is_published_in_several_ticks)
 	assert_int_equal(u_.core->ix.blocks.used, 1024 + 64);
 	u_settle(&u_);
 	assert_int_equal(done(put)->msg.put_done.n, LONG);
-	stage_end();
 }
 
 /* Writes fail for a while, at once or later: nothing is promised, the device gets few tries, and all is written when it
@@ -448,8 +428,7 @@ KV_TEST(p2_a_write_that_failed_is_tried_again)
 		u_.disk.fail_percent = 100;
 		u_.disk.fail_with = KV_ERR_IO;
 		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 16, 1, &put_, &reply_), KV_OK);
-		u_put_write(&u_, &put_);
-		assert_int_equal(u_put_end(&u_, m_, &put_, 0, 16), KV_OK);
+		put_end(&put_);
 		u_tick(&u_, 50);
 		assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
 		assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);

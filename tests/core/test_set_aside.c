@@ -55,8 +55,7 @@ static uint32_t shown(void)
 /* A block in memory is served from there. It is hidden when it has left memory. */
 STAGE_TEST(p3_a_block_in_memory_does_not_need_its_disk_copy, stage(64, 64))
 {
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
-	u_settle(&u_);
+	put_settled(0, 8);
 	fake_set_readable(&u_.disk, disk_slot(3), 0);
 	assert_int_equal(shown(), 8);
 	for (uint32_t i = 0; i < 8; i++) {

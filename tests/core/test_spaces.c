@@ -259,8 +259,7 @@ static void settle_all(const kvd_space_info_t *named)
 STAGE_TEST(p1_a_space_with_a_withdrawal_keeps_its_number, stage_few(64))
 {
 	assert_int_equal(open_one(NULL, 0, &space_), KV_OK);
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 2), 2);
-	u_settle(&u_);
+	put_settled(0, 2);
 	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 1), KV_PENDING);
 	only_this_is_named(&space_, settle_all);
 	assert_int_equal(u_.answer_status, KV_OK);
@@ -324,8 +323,7 @@ STAGE_TEST(p5_closed_spaces_with_blocks_make_room_for_new_ones, stage_few(0))
 		assert_int_equal(open_one(m_, i, &spaces[i]), KV_OK);
 		assert_int_equal(u_put(&u_, m_, &spaces[i], keys_, 0, 1), 1);
 		assert_int_equal(u_close(&u_, m_, &spaces[i]), KV_OK);
-		u_settle(&u_);
-		universe_check(&u_);
+		settle();
 	}
 	assert_int_equal(u_.core->ix.blocks.used, KEPT - 1);
 	assert_int_equal(open_one(m_, 1000, &space_), KV_OK);

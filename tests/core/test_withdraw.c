@@ -61,8 +61,7 @@ STAGE_TEST(p1_a_withdrawn_block_leaves_every_tier_with_all_below_it, stage(64, 6
 	assert_int_equal(u_.disk.withdrawals, 1);
 
 	/* The same key may be put again, by an engine with other weights, and stays. */
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 10, 12), 2);
-	u_settle(&u_);
+	put_settled(10, 12);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 12);
 }
 
@@ -82,8 +81,7 @@ STAGE_TEST(p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error, stage
 /* Of another instance, at the block, below it, and above it: as with a bad block. */
 STAGE_TEST(p1_leases_on_withdrawn_blocks_are_revoked, stage_two(64, 64))
 {
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
-	u_settle(&u_);
+	put_settled(0, 20);
 	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 12, 0, &lease_, &got_lease_), KV_OK);
 	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 20, 0, &below_, &got_lease_), KV_OK);
 	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 8, 0, &above_, &got_lease_), KV_OK);
@@ -100,8 +98,7 @@ STAGE_TEST(p1_leases_on_withdrawn_blocks_are_revoked, stage_two(64, 64))
 /* The answer comes after the last lease on it is REVOKED, and nobody gets one meanwhile. */
 STAGE_TEST(p1_nothing_withdrawn_is_leased_before_the_answer, stage_two(64, 64))
 {
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
-	u_settle(&u_);
+	put_settled(0, 20);
 	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 20, 0, &lease_, &got_lease_), KV_OK);
 	u_.disk.hold = 1;
 	assert_int_equal(u_withdraw(&u_, m_, &space_, &keys_[4], 1), KV_PENDING);
@@ -174,8 +171,7 @@ STAGE_TEST(p3_a_hand_over_of_withdrawn_blocks_fails, stage_two(128, 0))
 STAGE_TEST(p3_blocks_of_unchained_groups_are_withdrawn_alone, stage_two(64, 64))
 {
 	u_.group = 1;
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
-	u_settle(&u_);
+	put_settled(0, 12);
 	assert_int_equal(withdraw(&keys_[3], 2), KV_OK);
 	assert_int_equal(u_.withdrawn, 2);
 	assert_int_equal(tier_of(2) & tier_of(5), KV_TIER_CPU | KV_TIER_DISK);
@@ -186,9 +182,7 @@ STAGE_TEST(p3_blocks_of_unchained_groups_are_withdrawn_alone, stage_two(64, 64))
 /* Hidden as unreadable: it would come back with the next good read. */
 STAGE_TEST(p1_a_block_that_is_set_aside_is_withdrawn, stage(64, 64))
 {
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
-	u_settle(&u_);
-	u_evict(&u_, KV_TIER_CPU, 8);
+	put_on_disk(8);
 	fake_set_readable(
 		&u_.disk,
 		kvd_block_at(&u_.core->ix, kvd_index_find(&u_.core->ix, u_.core->ns[0]->numbers[1]->tree, &keys_[4], 0))
@@ -205,8 +199,7 @@ STAGE_TEST(p1_a_block_that_is_set_aside_is_withdrawn, stage(64, 64))
 /* Gone in memory, and said to be not for good: asking again is what the caller does. */
 STAGE_TEST(p2_a_disk_that_cannot_record_a_withdrawal_is_said, stage(64, 64))
 {
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
-	u_settle(&u_);
+	put_settled(0, 8);
 	u_.disk.withdraw_refuse = KV_ERR_TIER_OFF;
 	assert_int_equal(withdraw(&keys_[4], 1), KV_ERR_TIER_OFF);
 	u_.disk.withdraw_refuse = KV_OK;
@@ -273,8 +266,7 @@ STAGE_TEST(p1_a_reset_meanwhile_ends_a_withdrawal, stage(64, 0))
 	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 8), KV_PENDING);
 	assert_int_equal(u_reset(&u_, m_, &space_), KV_OK);
 	space_.epoch++;
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
-	u_settle(&u_);
+	put_settled(0, 8);
 	assert_int_equal(u_.answers, 1);
 	assert_int_equal(u_.answer_status, KV_ERR_STALE_EPOCH);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
@@ -299,8 +291,7 @@ STAGE_TEST(p9_a_walk_does_not_announce_blocks_that_are_being_taken_down, stage(5
 	for (uint32_t i = 0; i < 4; i++) {
 		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
 	}
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 200), 200);
-	u_settle(&u_);
+	put_settled(0, 200);
 	u_.disk.hold = 1;
 	kvd_withdraw_subtree(u_.core, kvd_index_find(&u_.core->ix, u_.core->ns[0]->numbers[space_.space]->tree,
 						     &keys_[10], 0)); /* more than a quantum takes down */
