@@ -470,44 +470,34 @@ static void do_host(void)
 static void do_reset(void)
 {
 	uint32_t s = below(SIZES);
-	kv_msg_t ask = {.space_reset = {.space = space_[s].space, .epoch = space_[s].epoch}}, reply;
-	kv_status_t status = u_request(&u_, life_.members[0], KV_CODE_SPACE_RESET, &ask, &reply);
+	kv_status_t status = u_reset(&u_, life_.members[0], &space_[s]);
 
 	if (status == KV_OK || status == KV_PENDING) {
-		space_[s].epoch = reply.space_reset_reply.epoch;
+		space_[s].epoch = u_.reply.space_reset_reply.epoch;
 	}
+}
+
+static void do_something_rare(void)
+{
+	if (below(40) == 0) {
+		do_member(below(4));
+	} else if (below(60) == 0) {
+		do_reset();
+	}
+}
+
+static void do_tick(void)
+{
+	u_tick(&u_, 1 + below(40));
 }
 
 static void step(void)
 {
-	switch (below(16)) {
-	case 0:
-		do_host();
-		break;
-	case 1:
-	case 2:
-	case 3:
-		u_tick(&u_, 1 + below(40));
-		break;
-	case 4:
-	case 5:
-	case 6:
-	case 7:
-	case 8:
-	case 9:
-		do_put();
-		break;
-	case 10:
-		if (below(40) == 0) {
-			do_member(below(4));
-		} else if (below(60) == 0) {
-			do_reset();
-		}
-		break;
-	default:
-		do_lease();
-		break;
-	}
+	static void (*const steps[])(void) = {KV_ROWS(do_host, do_tick, do_tick, do_tick, do_put, do_put, do_put,
+						      do_put, do_put, do_put, do_something_rare, do_lease, do_lease,
+						      do_lease, do_lease, do_lease)};
+
+	steps[below(KV_COUNT_OF(steps))]();
 }
 
 static void run_life(uint32_t disk_slots, uint32_t steps)
