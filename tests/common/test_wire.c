@@ -236,42 +236,22 @@ static void wrong_types(const kv_request_t *request, const kv_body_t *body)
 	static const struct {
 		kv_slice_t raw;
 		unsigned taken; /* by kinds without a limit that forbids it */
-	} items[] = {
-		{RAW("\xc0"), 0},
-		{RAW("\xc2"), 0},
-		{RAW("\xc3"), 0},
-		{RAW("\xca\x00\x00\x00\x00"), 0},
-		{RAW("\xcb\x00\x00\x00\x00\x00\x00\x00\x00"), 0},
-		{RAW("\xd4\x01\x00"), 0},
-		{RAW("\xc7\x00\x01"), 0},
-		{RAW("\x90"), 0},
-		{RAW("\x80"), 0},
-		{RAW("\x91\x01"), 0},
-		{RAW("\xdd\xff\xff\xff\xff"), 0},
-		{RAW("\xdf\xff\xff\xff\xff"), 0},
-		{RAW("\xdb\xff\xff\xff\xff"), 0},
-		{RAW("\xc6\xff\xff\xff\xff"), 0},
-		{RAW("\xc1"), 0},
-		{RAW("\xff"), BIT(I32)},
-		{RAW("\xd0\x80"), BIT(I32)},
-		{RAW("\xd2\x80\x00\x00\x00"), BIT(I32)},
-		{RAW("\xd3\xff\xff\xff\xff\x7f\xff\xff\xff"), 0},
+	} items[] = {KV_ROWS(
+		{RAW("\xc0"), 0}, {RAW("\xc2"), 0}, {RAW("\xc3"), 0}, {RAW("\xca\x00\x00\x00\x00"), 0},
+		{RAW("\xcb\x00\x00\x00\x00\x00\x00\x00\x00"), 0}, {RAW("\xd4\x01\x00"), 0}, {RAW("\xc7\x00\x01"), 0},
+		{RAW("\x90"), 0}, {RAW("\x80"), 0}, {RAW("\x91\x01"), 0}, {RAW("\xdd\xff\xff\xff\xff"), 0},
+		{RAW("\xdf\xff\xff\xff\xff"), 0}, {RAW("\xdb\xff\xff\xff\xff"), 0}, {RAW("\xc6\xff\xff\xff\xff"), 0},
+		{RAW("\xc1"), 0}, {RAW("\xff"), BIT(I32)}, {RAW("\xd0\x80"), BIT(I32)},
+		{RAW("\xd2\x80\x00\x00\x00"), BIT(I32)}, {RAW("\xd3\xff\xff\xff\xff\x7f\xff\xff\xff"), 0},
 		{RAW("\xcf\x00\x00\x00\x01\x00\x00\x00\x00"), BIT(U64)},
 		{RAW("\xcf\xff\xff\xff\xff\xff\xff\xff\xff"), BIT(U64)},
 		{RAW("\xce\xff\xff\xff\xff"), BIT(U64) | BIT(U32)},
 		{RAW("\xce\x7f\xff\xff\xff"), BIT(U64) | BIT(U32) | BIT(I32)},
 		{RAW("\xcf\x00\x00\x00\x00\x00\x00\x00\x00"), BIT(U64) | BIT(U32) | BIT(I32)},
-		{RAW("\xd0\x00"), BIT(U64) | BIT(U32) | BIT(I32)},
-		{RAW("\xa0"), BIT(STR) | BIT(TEXT)},
-		{RAW("\xda\x00\x01x"), BIT(STR) | BIT(TEXT)},
-		{RAW("\xa1\n"), BIT(TEXT)},
-		{RAW("\xa1\t"), BIT(TEXT)},
-		{RAW("\xa1\r"), 0},
-		{RAW("\xa1\x00"), 0},
-		{RAW("\xa1\x80"), 0},
-		{RAW("\xa2\xc0\x80"), 0},
-		{RAW("\xc4\x00"), BIT(BIN) | BIT(KEYS)},
-		{RAW("\xc4\x01x"), BIT(BIN)},
+		{RAW("\xd0\x00"), BIT(U64) | BIT(U32) | BIT(I32)}, {RAW("\xa0"), BIT(STR) | BIT(TEXT)},
+		{RAW("\xda\x00\x01x"), BIT(STR) | BIT(TEXT)}, {RAW("\xa1\n"), BIT(TEXT)}, {RAW("\xa1\t"), BIT(TEXT)},
+		{RAW("\xa1\r"), 0}, {RAW("\xa1\x00"), 0}, {RAW("\xa1\x80"), 0}, {RAW("\xa2\xc0\x80"), 0},
+		{RAW("\xc4\x00"), BIT(BIN) | BIT(KEYS)}, {RAW("\xc4\x01x"), BIT(BIN)},
 		{RAW("\xc4\x0f"
 		     "0123456789abcde"),
 		 BIT(BIN)},
@@ -280,8 +260,7 @@ static void wrong_types(const kv_request_t *request, const kv_body_t *body)
 		 BIT(BIN) | BIT(KEYS) | BIT(KEY)},
 		{RAW("\xc4\x11"
 		     "0123456789abcdefg"),
-		 BIT(BIN)},
-	};
+		 BIT(BIN)})};
 
 	for (uint32_t i = 0; i < body->count; i++) {
 		const kv_field_t *field = &body->fields[i];

@@ -317,6 +317,24 @@ static inline void fixture_fresh(void)
 	fixture_begin(&f_, &found_);
 }
 
+/* A start, and the next one, that find this number of blocks. */
+static inline void begin_finding(uint32_t count)
+{
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, count);
+}
+
+static inline void reopen_finding(uint32_t count)
+{
+	fixture_close(&f_);
+	begin_finding(count);
+}
+
+static inline void flush_ok(void)
+{
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+}
+
 /* The metadata is lost, as a folder that is removed. */
 static inline void lose_metadata(const fixture_t *f)
 {
@@ -324,6 +342,13 @@ static inline void lose_metadata(const fixture_t *f)
 
 	snprintf(path, sizeof path, "%s/meta", f->dir);
 	kv_test_dir_remove(path);
+}
+
+static inline void reopen_without_metadata_finding(uint32_t count)
+{
+	fixture_close(&f_);
+	lose_metadata(&f_);
+	begin_finding(count);
 }
 
 static inline void check_sums(fixture_t *f)

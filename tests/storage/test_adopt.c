@@ -40,6 +40,14 @@ static void stage_end(void)
 /* A test between a `begin` and the end of its stage. */
 #define STAGE_TEST(name, begin) KV_TEST_BETWEEN(name, begin, stage_end())
 
+/* The daemon dies, and another one takes over what it finds. */
+static void next_life(uint32_t slabs, uint64_t incarnation)
+{
+	kvs_close(pool_);
+	pool_ = stage_open(&s_, slabs, incarnation);
+	stage_recover(pool_, &found);
+}
+
 /* In what a ledger keeps; between the fields is anything. */
 static int is_same(const kvs_meta_t *a, const kvs_meta_t *b)
 {
@@ -54,9 +62,7 @@ STAGE_TEST(p2_whole_blocks_are_taken_over, live_once())
 
 	kvs_usage(pool_, &before);
 	for (uint64_t life = 0; life < 3; life++) {
-		kvs_close(pool_);
-		pool_ = stage_open(&s_, 4, 8 + life);
-		stage_recover(pool_, &found);
+		next_life(4, 8 + life);
 		assert_int_equal(found.count, 24);
 		assert_int_equal(found.wrong, 0);
 		for (uint32_t i = 0; i < found.count; i++) {
@@ -108,10 +114,8 @@ STAGE_TEST(p2_the_order_of_use_is_taken_over, live_once())
 			kvs_touch(pool_, locs_[n], 30 - stamp++); /* the last block first */
 		}
 		kvs_touch(pool_, locs_[last[life]], 1000);
-		kvs_close(pool_);
-		pool_ = stage_open(&s_, 4, 8 + life);
 		found.refuse = life == 2 ? 21 : 0;
-		stage_recover(pool_, &found);
+		next_life(4, 8 + life);
 		found.refuse = 0;
 		while (kvs_recover_use(pool_, 0, on_used, &used, 5) == KV_PENDING) {
 		}
@@ -136,10 +140,8 @@ STAGE_TEST(p4_unfinished_slots_are_free_when_their_writers_are_quiet, live_once(
 	kvs_usage_t usage;
 	uint32_t class, n = 0;
 
-	kvs_close(pool_);
-	pool_ = stage_open(&s_, 2, 8);
 	found.refuse = 11; /* the core does not take one of them */
-	stage_recover(pool_, &found);
+	next_life(2, 8);
 	found.refuse = 0;
 	assert_int_equal(found.count, 23);
 	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_DROPPED), 1);
@@ -197,9 +199,7 @@ STAGE_TEST(p1_old_epochs_and_private_blocks_are_not_taken_over, stage_begin())
 		assert_int_equal(stage_put(pool_, class, &meta, KVS_READY, &loc), KV_OK);
 	}
 	stage_set_epoch(pool_, 1, 10);
-	kvs_close(pool_);
-	pool_ = stage_open(&s_, 4, 8);
-	stage_recover(pool_, &found);
+	next_life(4, 8);
 	assert_int_equal(found.count, 4);
 	for (uint32_t i = 0; i < 4; i++) {
 		assert_int_equal(found.meta[i].root[0], 2);
@@ -207,9 +207,7 @@ STAGE_TEST(p1_old_epochs_and_private_blocks_are_not_taken_over, stage_begin())
 	}
 	assert_int_equal(stage_metric(&s_, KV_M_ADOPT_DROPPED), 12);
 	assert_int_equal(kvs_pool_free_before(pool_), 0); /* they were whole: their slots are free at once */
-	kvs_close(pool_);
-	pool_ = stage_open(&s_, 4, 9); /* and they do not come back */
-	stage_recover(pool_, &found);
+	next_life(4, 9);                                  /* and they do not come back */
 	assert_int_equal(found.count, 4);
 }
 
@@ -241,9 +239,7 @@ STAGE_TEST(p5_a_full_ledger_forgets_the_epochs_of_empty_spaces, stage_begin())
 	assert_int_equal(count, KVS_POOL_KEPT_EPOCHS - 2u);
 	assert_int_equal(kvs_epochs_drop(pool_, 0, is_not_first, NULL), 1);
 	check(pool_);
-	kvs_close(pool_);
-	pool_ = stage_open(&s_, 4, 8); /* with the place empty */
-	stage_recover(pool_, &found);
+	next_life(4, 8); /* with the place empty */
 	assert_int_equal(found.count, 1);
 }
 
@@ -275,9 +271,7 @@ STAGE_TEST(p5_as_many_slabs_are_taken_over_as_there_is_room_for, live_once())
 {
 	kvs_usage_t usage;
 
-	kvs_close(pool_);
-	pool_ = stage_open(&s_, 1, 8);
-	stage_recover(pool_, &found);
+	next_life(1, 8);
 	kvs_usage(pool_, &usage);
 	assert_int_equal(usage.charged_bytes, SLAB_BYTES);
 	assert_int_equal(found.count, 18);

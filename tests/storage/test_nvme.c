@@ -35,9 +35,8 @@ DISK_TEST(p1_uneven_pieces_and_two_classes_do_not_mix, fixture_fresh())
 	assert_int_equal(first, again);
 	assert_int_equal(get_block(&f_, &plain, 1, 1, a), KV_OK);
 	assert_int_equal(get_block(&f_, &opaque, 2, 1, b), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
-	fixture_reopen(&f_, &found_);
-	assert_int_equal(found_.count, 2);
+	flush_ok();
+	reopen_finding(2);
 	assert_int_equal(kvs_class_open(f_.tier, "default", &opaque, &again), KV_OK);
 	assert_int_equal(found_.slot_class[found_find(&found_, 2, 1)], again);
 }
@@ -49,10 +48,9 @@ DISK_TEST(p2_what_was_flushed_is_there_after_reopen_parents_first, fixture_fresh
 	for (uint32_t i = 20; i > 0; i--) {
 		assert_int_equal(put_block(&f_, &plain, 1, i, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	check_sums(&f_);
-	fixture_reopen(&f_, &found_);
-	assert_int_equal(found_.count, 20);
+	reopen_finding(20);
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_RECOVERED), 20);
 	for (uint32_t i = 0; i < 20; i++) {
 		assert_int_equal(get_block(&f_, &plain, 1, found_.meta[i].depth, found_.loc[i]), KV_OK);
@@ -116,7 +114,7 @@ DISK_TEST(p2_orphans_old_epochs_and_unknown_spaces_are_dropped, fixture_fresh())
 	assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
 	assert_int_equal(put_block(&f_, &plain, 2, 2, &loc), KV_OK); /* its parent is nowhere */
 	assert_int_equal(put_block(&f_, &plain, 2, 3, &loc), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	keep_supers(&f_, kept, sizeof kept);
 	stranger.root[0] = 99;
 	assert_int_equal(kvs_epoch_set(f_.tier, &(kvs_epoch_t){stranger.root, "default", "model=other\n", 1},
@@ -126,17 +124,15 @@ DISK_TEST(p2_orphans_old_epochs_and_unknown_spaces_are_dropped, fixture_fresh())
 	assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_PUT, 1, &stranger, &loc), KV_OK);
 	block_fill(&plain, kv_key_hash(&stranger.key), &b);
 	assert_int_equal(store_wait(f_.tier, loc, &b.mem), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	fixture_close(&f_);
 	put_supers(&f_, kept);
 
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, 1);
+	begin_finding(1);
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_DROPPED), 3);
 	check_sums(&f_);
 	assert_int_equal(epoch_wait(f_.tier, 2), KV_OK);
-	fixture_reopen(&f_, &found_);
-	assert_int_equal(found_.count, 0);
+	reopen_finding(0);
 	assert_int_equal(kvs_epoch_get(f_.tier, space_root), 2);
 	assert_int_equal(kvs_epoch_last(f_.tier), 2);
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_DROPPED), 4);
@@ -163,7 +159,7 @@ DISK_TEST(p3_a_block_the_core_refuses_takes_its_children_along, fixture_fresh())
 	for (uint32_t i = 1; i <= 4; i++) {
 		assert_int_equal(put_block(&f_, &plain, 1, i, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	fixture_close(&f_);
 	assert_int_equal(fixture_open(&f_), KV_OK);
 	assert_int_equal(kvs_recover(f_.tier, refuse, &calls), KV_OK);
@@ -198,7 +194,7 @@ DISK_TEST(p2_blocks_that_are_put_off_come_again_parents_first, fixture_fresh())
 	for (uint32_t i = 1; i <= 8; i++) {
 		assert_int_equal(put_block(&f_, &plain, 1 + i / 5, 1 + (i - 1) % 4, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	fixture_close(&f_);
 	assert_int_equal(fixture_open(&f_), KV_OK);
 	assert_int_equal(kvs_recover_some(f_.tier, put_off, &seen, 3), KV_PENDING);
@@ -328,7 +324,7 @@ DISK_TEST(p5_an_emptied_file_makes_room_for_the_class_that_needs_it, fixture_ini
 		files++;
 		check_sums(&f_);
 		assert_int_equal(kvs_alloc(f_.tier, first_class, KVS_PUT, 1, &meta, &other), KV_ERR_FULL);
-		assert_int_equal(flush_wait(f_.tier), KV_OK);
+		flush_ok();
 		(void)kvs_poll(f_.tier, 0);
 		if (kvs_class_bytes(f_.tier, f_.slot_class) > 0) {
 			break;
@@ -365,10 +361,9 @@ DISK_TEST(p4_a_slot_freed_under_its_write_is_free_when_that_has_ended, fixture_f
 	kvs_usage(f_.tier, &usage);
 	assert_int_equal(usage.used_slots, 0);
 	assert_int_equal(kvs_in_flight(f_.tier), 0);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	check_sums(&f_);
-	fixture_reopen(&f_, &found_);
-	assert_int_equal(found_.count, 0);
+	reopen_finding(0);
 }
 
 typedef struct order {
@@ -449,15 +444,14 @@ DISK_TEST(p6_without_io_uring_plain_threads_do_the_same, fixture_init(&f_, NULL)
 	for (uint32_t i = 0; i < 30; i++) {
 		assert_int_equal(put_block(&f_, &plain, 1, i + 1, &loc[i]), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	for (uint32_t i = 0; i < 30; i++) {
 		assert_int_equal(get_block(&f_, &plain, 1, i + 1, loc[i]), KV_OK);
 	}
 	fixture_close(&f_);
 	f_.config.engine = KVS_IO_AUTO;
 	f_.config.direct = 0;
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, 30);
+	begin_finding(30);
 	assert_int_equal(get_block(&f_, &plain, 1, 30, found_.loc[29]), KV_OK);
 }
 

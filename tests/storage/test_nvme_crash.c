@@ -90,27 +90,17 @@ DISK_TEST(p1_withdrawn_blocks_stay_away_after_kill_9_and_without_metadata, fixtu
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, 4);
+	begin_finding(4);
 	assert_int_equal(get_block(&f_, &plain, 1, 4, found_.loc[found_find(&found_, 1, 4)]), KV_OK);
-	fixture_close(&f_);
-	lose_metadata(&f_);
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, 0);
+	reopen_without_metadata_finding(0);
 	for (uint32_t depth = 1; depth <= 6; depth++) {
 		assert_int_equal(put_block(&f_, &plain, 1, depth, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
-	fixture_close(&f_);
-	lose_metadata(&f_);
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, 6);
+	flush_ok();
+	reopen_without_metadata_finding(6);
 	/* A reset begins to count anew. */
 	assert_int_equal(epoch_wait(f_.tier, 2), KV_OK);
-	fixture_close(&f_);
-	lose_metadata(&f_);
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, 0);
+	reopen_without_metadata_finding(0);
 	check_sums(&f_);
 }
 

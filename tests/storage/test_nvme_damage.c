@@ -63,7 +63,7 @@ static void make(void)
 		assert_int_equal(put_block(&f_, &plain, 1, i + 1, &loc), KV_OK);
 		assert_int_equal(loc.slot, i);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	fixture_close(&f_);
 	memset(&f_.metrics, 0, sizeof f_.metrics);
 }
@@ -72,8 +72,7 @@ static void make(void)
 static void make_and_open(void)
 {
 	make();
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, BLOCKS);
+	begin_finding(BLOCKS);
 }
 
 static uint64_t metric(kv_metric_t id)
@@ -111,9 +110,8 @@ DISK_TEST(p1_a_flipped_bit_in_a_slot_is_never_served, make_and_open())
 		}
 	}
 	check_sums(&f_);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
-	fixture_reopen(&f_, &found_); /* and gone after a restart */
-	assert_int_equal(found_.count, 0);
+	flush_ok();
+	reopen_finding(0); /* and gone after a restart */
 }
 
 DISK_TEST(p1_a_whole_block_in_the_wrong_place_is_never_served, make_and_open())
@@ -147,8 +145,7 @@ DISK_TEST(p10_two_damaged_superblocks_are_foreign_and_left_untouched, make())
 	assert_int_equal(fixture_open(&f_), KV_ERR_FOREIGN);
 	assert_non_null(strstr(f_.detail, f_.dir));
 	flip_supers(40, 1);
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, BLOCKS);
+	begin_finding(BLOCKS);
 }
 
 DISK_TEST(p10_another_version_is_refused, make())
@@ -182,15 +179,15 @@ DISK_TEST(p2_a_slot_file_removed_while_it_is_open_is_noticed, fixture_fresh())
 	for (uint32_t d = 1; d <= 3; d++) {
 		assert_int_equal(put_block(&f_, &plain, 1, d, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	assert_int_equal(put_block(&f_, &plain, 1, 4, &loc), KV_OK);
 	assert_int_equal(unlink(path_of("slots/0.0")), 0);
 	assert_int_equal(flush_wait(f_.tier), KV_ERR_IO);
 	assert_int_equal(f_.lost, 4);
 	check_sums(&f_);
 	assert_int_equal(put_block(&f_, &plain, 2, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
+	flush_ok();
 	kvs_usage(f_.tier, &usage);
 	assert_int_equal(usage.quarantined_slots, 0); /* the file that was removed is closed */
 	check_sums(&f_);
@@ -201,9 +198,8 @@ DISK_TEST(p2_a_slot_file_removed_while_it_is_open_is_noticed, fixture_fresh())
 	assert_int_equal(flush_wait(f_.tier), KV_ERR_IO);
 	assert_int_equal(f_.lost, 6);
 	assert_int_equal(put_block(&f_, &plain, 3, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
-	fixture_reopen(&f_, &found_);
-	assert_int_equal(found_.count, 1);
+	flush_ok();
+	reopen_finding(1);
 	assert_int_equal(get_block(&f_, &plain, 3, 1, found_.loc[0]), KV_OK);
 }
 
@@ -282,8 +278,7 @@ KV_TEST(p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only)
 
 		make();
 		ways[i](path_of("slots/0.0"));
-		fixture_begin(&f_, &found_);
-		assert_int_equal(found_.count, 0);
+		begin_finding(0);
 		assert_int_equal(metric(KV_M_DISK_FILES_DROPPED), 1);
 		assert_int_equal(metric(KV_M_DISK_DROPPED), BLOCKS);
 		assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
@@ -310,12 +305,11 @@ KV_TEST(p2_a_slot_file_that_comes_back_has_its_blocks)
 		if (i % 2) {
 			lose_metadata(&f_);
 		}
-		fixture_begin(&f_, &found_);
-		assert_int_equal(found_.count, 0);
+		begin_finding(0);
 		for (uint32_t d = 1; d <= again; d++) {
 			assert_int_equal(put_block(&f_, &plain, 1, d, &loc), KV_OK);
 		}
-		assert_int_equal(flush_wait(f_.tier), KV_OK);
+		flush_ok();
 		fixture_close(&f_);
 		assert_int_equal(rmdir(path), 0);
 		assert_int_equal(rename(aside, path), 0);
@@ -377,7 +371,7 @@ DISK_TEST(p6_a_file_cut_to_nothing_under_the_tier_makes_room_for_another, make_a
 	for (uint32_t i = 0; i < 2000 && access(path, F_OK) == 0; i++) {
 		usleep(10000);
 		(void)kvs_poll(f_.tier, 64);
-		assert_int_equal(flush_wait(f_.tier), KV_OK);
+		flush_ok();
 	}
 	assert_int_equal(access(path, F_OK), -1);
 	assert_int_equal(f_.lost, BLOCKS);
@@ -440,18 +434,17 @@ KV_TEST(p2_a_torn_block_found_by_a_rebuild_is_lost_before_a_flush)
 		for (int i = 0; i < 2; i++) { /* what the first life has not read the second one does not believe */
 			fixture_close(&f_);
 			memset(&f_.metrics, 0, sizeof f_.metrics);
-			fixture_begin(&f_, &found_);
-			assert_int_equal(found_.count, BLOCKS);
+			begin_finding(BLOCKS);
 			assert_int_equal(metric(KV_M_DISK_REBUILT), BLOCKS);
 		}
-		assert_int_equal(flush_wait(f_.tier), KV_OK);
+		flush_ok();
 		assert_int_equal(f_.lost, 1);
 		assert_int_equal(metric(KV_M_DISK_UNVERIFIED), 0);
 		fixture_close(&f_);
 		memset(&f_.metrics, 0, sizeof f_.metrics);
 		fixture_begin(&f_, &found_);
 		assert_int_equal(metric(KV_M_DISK_REBUILT), 0);
-		assert_int_equal(flush_wait(f_.tier), KV_OK);
+		flush_ok();
 		assert_int_equal(read_all(), 7);
 		fixture_fini(&f_);
 	}
@@ -468,15 +461,10 @@ DISK_TEST(p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones, make_and
 	}
 	assert_int_equal(put_block(&f_, &plain, 1, 9, &loc), KV_OK); /* a second copy, in another slot */
 	assert_int_equal(loc.slot, BLOCKS);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
-	fixture_reopen(&f_, &found_); /* the rows know */
-	assert_int_equal(found_.count, 9);
-	fixture_close(&f_);
-
-	lose_metadata(&f_);
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, BLOCKS);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
+	reopen_finding(9); /* the rows know */
+	reopen_without_metadata_finding(BLOCKS);
+	flush_ok();
 	assert_int_equal(f_.lost, 0);
 	assert_int_equal(read_all(), BLOCKS);
 	assert_int_equal(epoch_wait(f_.tier, 2), KV_OK);
@@ -486,8 +474,7 @@ DISK_TEST(p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones, make_and
 		if (i == 0) {
 			lose_metadata(&f_);
 		}
-		fixture_begin(&f_, &found_);
-		assert_int_equal(found_.count, 0);
+		begin_finding(0);
 		check_sums(&f_);
 		fixture_close(&f_);
 	}

@@ -129,9 +129,8 @@ DISK_TEST(p6_failed_writes_are_quarantined_and_many_stop_the_tier, fixture_fresh
 
 	wait_on_again(&f_, &before);
 	assert_int_equal(put_block(&f_, &plain, 1, 5, &loc), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
-	fixture_reopen(&f_, &found_);
-	assert_int_equal(found_.count, 5); /* what failed was never acknowledged, and is not there */
+	flush_ok();
+	reopen_finding(5); /* what failed was never acknowledged, and is not there */
 }
 
 /* Else a model that attaches meanwhile would have no cache in memory either. */
@@ -147,9 +146,8 @@ DISK_TEST(p6_a_class_opened_while_the_tier_is_off_is_kept_later, fixture_fresh()
 	wait_on_again(&f_, &before);
 	assert_int_equal(put_block(&f_, &opaque, 2, 1, &loc), KV_OK);
 	assert_int_equal(get_block(&f_, &opaque, 2, 1, loc), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
-	fixture_reopen(&f_, &found_);
-	assert_int_equal(found_.count, 5);
+	flush_ok();
+	reopen_finding(5);
 }
 
 DISK_TEST(p6_memory_taken_away_is_a_fault_and_the_block_stays_good, fixture_fresh())
@@ -226,7 +224,7 @@ static void child_life(int fallback)
 		assert_int_equal(put_block(&f_, &plain, 1, d, &loc), KV_OK);
 		assert_int_equal(get_block(&f_, &plain, 1, d, loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_FALLBACK), fallback);
 }
 
@@ -259,7 +257,7 @@ static void child_sync_dir(__attribute__((unused)) int arg)
 		wait_works(&f_);
 	}
 	assert_int_equal(put_block(&f_, &plain, 3, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	assert_int_equal(get_block(&f_, &plain, 3, 1, loc), KV_OK);
 }
 
@@ -277,7 +275,7 @@ static void begin_unreadable(kvs_loc_t loc[4])
 	for (uint32_t d = 1; d <= 4; d++) {
 		assert_int_equal(put_block(&f_, &plain, 1, d, &loc[d - 1]), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	assert_int_equal(get_block(&f_, &plain, 1, 1, loc[0]), KV_ERR_IO);
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS), 1);
 	assert_int_equal(f_.aside, 1);
@@ -331,11 +329,10 @@ static void child_open_later(__attribute__((unused)) int arg)
 
 	fixture_begin(&f_, &found_);
 	assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	fixture_close(&f_);
 	assert_int_equal(fixture_open(&f_), KV_ERR_IO);
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, 1);
+	begin_finding(1);
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_FILES_DROPPED), 0);
 }
 
@@ -345,8 +342,7 @@ static void child_restart_aside(__attribute__((unused)) int arg)
 	kvs_loc_t loc[4];
 
 	begin_unreadable(loc);
-	fixture_reopen(&f_, &found_);
-	assert_int_equal(found_.count, 4);
+	reopen_finding(4);
 	assert_int_equal(get_block(&f_, &plain, 1, 1, loc[0]),
 			 KV_ERR_IO); /* new threads, and the first read of each fails */
 	assert_int_equal(f_.aside, 1);
@@ -371,7 +367,7 @@ static void begin_rebuild(uint64_t *unreadable)
 	for (uint32_t d = 1; d <= 4; d++) {
 		assert_int_equal(put_block(&f_, &plain, 1, d, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	fixture_close(&f_);
 	lose_metadata(&f_);
 }
@@ -429,17 +425,16 @@ static void child_rebuild_copies(__attribute__((unused)) int arg)
 	kvs_free(f_.tier, first);
 	assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
 	assert_true(loc.slot > first.slot);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	fixture_close(&f_);
 	lose_metadata(&f_);
 	snprintf(path, sizeof path, "%s/slots/0.0", f_.dir);
 	fd = open(path, O_WRONLY | O_CLOEXEC);
 	assert_int_equal(pwrite(fd, "torn", 4, 4096 + 100), 4);
 	close(fd);
-	fixture_begin(&f_, &found_);
-	assert_int_equal(found_.count, 1);
+	begin_finding(1);
 	assert_int_equal(found_.loc[0].slot, loc.slot);
-	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	flush_ok();
 	assert_int_equal(f_.lost, 0);
 	assert_int_equal(get_block(&f_, &plain, 1, 1, found_.loc[0]), KV_OK);
 	check_sums(&f_);

@@ -16,23 +16,70 @@
 #define FIXTURE_SUPER_1 UINT64_C(0x6565e796a2d7d3c7)
 
 static kv_test_env_t t_;
+static kvs_super_t super_, back_; /* what is written, and what was read back */
+static uint8_t *image_;
+static size_t len_;
 
-/* A test that leaves nothing in t_. */
-#define ENV_TEST(name) KV_TEST_BETWEEN(name, kv_test_env_init(&t_), assert_int_equal(kv_test_env_live(&t_), 0))
+static void super_begin(void)
+{
+	kv_test_env_init(&t_);
+	image_ = NULL;
+	assert_int_equal(kvs_super_init(&super_, &t_.env), KV_OK);
+	assert_int_equal(kvs_super_init(&back_, &t_.env), KV_OK);
+}
+
+static void super_end(void)
+{
+	kv_free(&t_.env, image_);
+	kvs_super_fini(&super_);
+	kvs_super_fini(&back_);
+	assert_int_equal(kv_test_env_live(&t_), 0);
+}
+
+static void super_encode(void)
+{
+	kv_free(&t_.env, image_);
+	assert_int_equal(kvs_super_encode(&super_, &image_, &len_), KV_OK);
+}
+
+/* The first `len` bytes of the image, by a superblock that knows nothing. */
+static kv_status_t super_decode(size_t len)
+{
+	kvs_super_fini(&back_);
+	assert_int_equal(kvs_super_init(&back_, &t_.env), KV_OK);
+
+	return kvs_super_decode(&back_, image_, len);
+}
+
+static void add_class(const kvs_geometry_t *geometry)
+{
+	const kvs_super_class_t c = {.ns = "default", .geometry = *geometry, .slots_per_file = 128};
+	uint32_t id;
+
+	assert_int_equal(kvs_super_class_add(&super_, &c, &id), KV_OK);
+}
+
+/* A test of a superblock that leaves nothing behind. */
+#define SUPER_TEST(name) KV_TEST_BETWEEN(name, super_begin(), super_end())
+
+/* Slot 8 of class 7, of generation 9. */
+static kvs_slothdr_t sample_header(void)
+{
+	return (kvs_slothdr_t){.meta = meta_of(3, 2, 9),
+			       .incarnation = 5,
+			       .digest = 6,
+			       .slot_class = 7,
+			       .slot = 8,
+			       .gen = 9,
+			       .length = 12288};
+}
 
 KV_TEST(p10_every_flipped_bit_of_a_slot_header_is_noticed)
 {
 	static _Alignas(4096) uint8_t page[4096];
 	const uint64_t leaves[6] = {1, 2, 3, 4, 5, 6};
 	const uint64_t *got;
-	kvs_slothdr_t header = {.meta = meta_of(3, 2, 9),
-				.incarnation = 5,
-				.digest = 6,
-				.slot_class = 7,
-				.slot = 8,
-				.gen = 9,
-				.length = 12288};
-	kvs_slothdr_t back;
+	kvs_slothdr_t header = sample_header(), back;
 
 	header.meta.group = 200;
 	header.meta.withdrawals = KVS_SLOTHDR_MAX_WITHDRAWALS;
@@ -74,87 +121,55 @@ static void as_version_1(uint8_t *image, size_t len)
 
 /* The same bytes on every machine: fixtures of slot headers 1 and superblocks 2, and of superblocks 1, which are read
  * too. */
-ENV_TEST(p10_the_formats_are_those_of_their_versions)
+SUPER_TEST(p10_the_formats_are_those_of_their_versions)
 {
 	static _Alignas(4096) uint8_t page[4096];
 	const uint64_t leaves[6] = {1, 2, 3, 4, 5, 6};
-	kvs_slothdr_t header = {.meta = meta_of(3, 2, 9),
-				.incarnation = 5,
-				.digest = 6,
-				.slot_class = 7,
-				.slot = 8,
-				.gen = 9,
-				.length = 12288};
-	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
-	kvs_super_t super;
-	uint8_t *image;
-	uint32_t id;
-	size_t len;
+	const kvs_slothdr_t header = sample_header();
 
 	kvs_slothdr_encode(page, &plain, &header, leaves);
 	assert_memory_equal(page, "KVDSLOT1", 8);
 	assert_true(kv_digest(page, sizeof page) == FIXTURE_SLOT);
-	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
-	super.uuid = 77;
-	assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
-	assert_int_equal(kvs_super_space_set(&super, space_root, "default", "model=test\n", 4), KV_OK);
-	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
-	assert_memory_equal(image, "KVDSUPER", 8);
-	assert_true(kv_digest(image, len) == FIXTURE_SUPER);
-	as_version_1(image, len);
-	assert_true(kv_digest(image, len) == FIXTURE_SUPER_1);
-	kvs_super_fini(&super);
-	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
-	assert_int_equal(kvs_super_decode(&super, image, len), KV_OK);
-	assert_int_equal(kvs_super_space_find(&super, space_root)->epoch, 4);
-	kv_free(&t_.env, image);
-	kvs_super_fini(&super);
+	super_.uuid = 77;
+	add_class(&plain);
+	assert_int_equal(kvs_super_space_set(&super_, space_root, "default", "model=test\n", 4), KV_OK);
+	super_encode();
+	assert_memory_equal(image_, "KVDSUPER", 8);
+	assert_true(kv_digest(image_, len_) == FIXTURE_SUPER);
+	as_version_1(image_, len_);
+	assert_true(kv_digest(image_, len_) == FIXTURE_SUPER_1);
+	assert_int_equal(super_decode(len_), KV_OK);
+	assert_int_equal(kvs_super_space_find(&back_, space_root)->epoch, 4);
 }
 
-ENV_TEST(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed)
+SUPER_TEST(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed)
 {
-	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
-	kvs_super_t super, back;
-	uint8_t *image;
-	uint32_t id;
-	size_t len;
-
-	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
-	assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
+	add_class(&plain);
 	for (uint8_t i = 0; i < 40; i++) {
 		uint8_t root[32] = {(uint8_t)(i * 37u)};
 
-		assert_int_equal(kvs_super_space_set(&super, root, "default", "model=test\n", i + 1u), KV_OK);
+		assert_int_equal(kvs_super_space_set(&super_, root, "default", "model=test\n", i + 1u), KV_OK);
 	}
-	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
-	for (size_t bit = 0; bit < len * 8u + len; bit++) {
-		size_t n = bit < len * 8u ? len : bit - len * 8u;
-
-		if (bit < len * 8u) {
-			image[bit / 8] ^= (uint8_t)(1u << bit % 8);
-		}
-		assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
-		assert_int_not_equal(kvs_super_decode(&back, image, n), KV_OK);
-		kvs_super_fini(&back);
-		if (bit < len * 8u) {
-			image[bit / 8] ^= (uint8_t)(1u << bit % 8);
-		}
+	super_encode();
+	for (size_t bit = 0; bit < len_ * 8u; bit++) {
+		image_[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		assert_int_not_equal(super_decode(len_), KV_OK);
+		image_[bit / 8] ^= (uint8_t)(1u << bit % 8);
 	}
-	assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
-	assert_int_equal(kvs_super_decode(&back, image, len), KV_OK);
-	assert_int_equal(back.space_count, 40);
+	for (size_t n = 0; n < len_; n++) {
+		assert_int_not_equal(super_decode(n), KV_OK);
+	}
+	assert_int_equal(super_decode(len_), KV_OK);
+	assert_int_equal(back_.space_count, 40);
 	for (uint8_t i = 0; i < 40; i++) {
 		uint8_t root[32] = {(uint8_t)(i * 37u)};
 
-		assert_int_equal(kvs_super_space_find(&back, root)->epoch, i + 1u);
+		assert_int_equal(kvs_super_space_find(&back_, root)->epoch, i + 1u);
 	}
-	kvs_super_fini(&back);
-	kv_free(&t_.env, image);
-	kvs_super_fini(&super);
 }
 
 /* A valid check says nothing of sense: leaves of no bytes would be divided by, blocks near 4 GiB would wrap. */
-ENV_TEST(p6_an_impossible_geometry_in_a_superblock_is_refused)
+KV_TEST(p6_an_impossible_geometry_in_a_superblock_is_refused)
 {
 	static const kvs_geometry_t bad[] = {
 		{.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 0, .page_bytes = 2048},
@@ -164,27 +179,17 @@ ENV_TEST(p6_an_impossible_geometry_in_a_superblock_is_refused)
 	};
 
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		kvs_super_class_t c = {.ns = "default", .geometry = bad[i], .slots_per_file = 4};
-		kvs_super_t super, back;
-		uint8_t *image;
-		uint32_t id;
-		size_t len;
-
-		assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
-		assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
-		assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
-		assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
-		assert_int_equal(kvs_super_decode(&back, image, len), KV_ERR_CORRUPT);
-		kvs_super_fini(&back);
-		kv_free(&t_.env, image);
-		kvs_super_fini(&super);
+		super_begin();
+		add_class(&bad[i]);
+		super_encode();
+		assert_int_equal(super_decode(len_), KV_ERR_CORRUPT);
+		super_end();
 	}
 }
 
 /* A start, or a new epoch, on a full file system: the same files, and no block more. */
-ENV_TEST(p2_a_superblock_is_overwritten_in_place)
+SUPER_TEST(p2_a_superblock_is_overwritten_in_place)
 {
-	kvs_super_t super, back;
 	struct stat before[2], after;
 	char dir[128];
 	int sync_failed = 0, stale, fd;
@@ -192,64 +197,49 @@ ENV_TEST(p2_a_superblock_is_overwritten_in_place)
 
 	kv_test_dir_make(dir, sizeof dir);
 	fd = open(dir, O_RDONLY | O_DIRECTORY);
-	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 	for (uint32_t i = 0; i < 200; i++) {
 		uint8_t root[32] = {(uint8_t)i, 9};
-		uint8_t *image;
-		size_t len;
 
-		assert_int_equal(kvs_super_space_set(&super, root, "default", "model=test\n", i + 1), KV_OK);
-		assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
-		assert_int_equal(kvs_super_write(fd, image, len, 1, &sync_failed), KV_OK);
-		kv_free(&t_.env, image);
+		assert_int_equal(kvs_super_space_set(&super_, root, "default", "model=test\n", i + 1), KV_OK);
+		super_encode();
+		assert_int_equal(kvs_super_write(fd, image_, len_, 1, &sync_failed), KV_OK);
 		for (int copy = 0; copy < 2; copy++) {
 			assert_int_equal(fstatat(fd, copy ? "superblock.1" : "superblock.0", &after, 0), 0);
 			before[copy] = i == 0 ? after : before[copy];
 			assert_true(before[copy].st_ino == after.st_ino && before[copy].st_blocks == after.st_blocks);
 		}
 	}
-	assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
-	assert_int_equal(kvs_super_load(&back, fd, &found, &stale), KV_OK);
+	assert_int_equal(kvs_super_load(&back_, fd, &found, &stale), KV_OK);
 	assert_true(found == 2 && stale == 0 && sync_failed == 0);
-	assert_int_equal(back.generation, super.generation);
-	assert_int_equal(back.space_count, 200);
-	kvs_super_fini(&back);
-	kvs_super_fini(&super);
+	assert_int_equal(back_.generation, super_.generation);
+	assert_int_equal(back_.space_count, 200);
 	close(fd);
 	kv_test_dir_remove(dir);
 }
 
-ENV_TEST(p2_a_superblock_never_outgrows_what_is_read_back)
+SUPER_TEST(p2_a_superblock_never_outgrows_what_is_read_back)
 {
 	static char identity[KVS_SUPER_MAX_IDENTITY + 1u];
 	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
-	kvs_super_t super, back;
-	uint8_t *image;
 	uint32_t id, made = 0;
 	uint32_t root[8] = {0};
-	size_t len;
 
-	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 	/* Whole identities first, then one that leaves room for no class more than a few. */
 	for (size_t n = KVS_SUPER_MAX_IDENTITY; n > 0; n = n > 1 ? n / 2 : 0) {
 		memset(identity, 'x', n);
 		identity[n] = '\0';
 		do {
 			root[0]++;
-		} while (kvs_super_space_set(&super, (const uint8_t *)root, "default", identity, 1) == KV_OK);
+		} while (kvs_super_space_set(&super_, (const uint8_t *)root, "default", identity, 1) == KV_OK);
 	}
-	while (kvs_super_class_add(&super, &c, &id) == KV_OK) {
+	while (kvs_super_class_add(&super_, &c, &id) == KV_OK) {
 		made++;
 	}
 	assert_true(made < KVS_SUPER_MAX_CLASSES);
-	assert_true(super.bytes <= KVS_SUPER_MAX_BYTES);
-	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
-	assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
-	assert_int_equal(kvs_super_decode(&back, image, len), KV_OK);
-	assert_int_equal(back.space_count, super.space_count);
-	kvs_super_fini(&back);
-	kv_free(&t_.env, image);
-	kvs_super_fini(&super);
+	assert_true(super_.bytes <= KVS_SUPER_MAX_BYTES);
+	super_encode();
+	assert_int_equal(super_decode(len_), KV_OK);
+	assert_int_equal(back_.space_count, super_.space_count);
 }
 
 static int is_even(void *ctx, const uint8_t root[32])
@@ -260,33 +250,26 @@ static int is_even(void *ctx, const uint8_t root[32])
 }
 
 /* But for that with the greatest epoch, or the next start would give it again. */
-ENV_TEST(p5_a_full_superblock_forgets_spaces)
+SUPER_TEST(p5_a_full_superblock_forgets_spaces)
 {
-	kvs_super_t super, back;
-	uint8_t root[32] = {0}, *image;
-	size_t len;
+	uint8_t root[32] = {0};
 
-	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 	for (uint32_t i = 0; i <= KVS_SUPER_MAX_SPACES; i++) {
 		root[0] = (uint8_t)(i >> 8);
 		root[1] = (uint8_t)i;
-		assert_int_equal(kvs_super_space_set(&super, root, "ns", "text", 10u + i),
+		assert_int_equal(kvs_super_space_set(&super_, root, "ns", "text", 10u + i),
 				 i < KVS_SUPER_MAX_SPACES ? KV_OK : KV_ERR_LIMIT);
 	}
-	assert_int_equal(kvs_super_spaces_drop(&super, is_even, NULL), KVS_SUPER_MAX_SPACES / 2 - 1);
-	assert_int_equal(kvs_super_last_epoch(&super), 9u + KVS_SUPER_MAX_SPACES);
-	assert_int_equal(kvs_super_space_set(&super, root, "ns", "text", 10u + KVS_SUPER_MAX_SPACES), KV_OK);
-	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
-	assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
-	assert_int_equal(kvs_super_decode(&back, image, len), KV_OK);
-	assert_int_equal(back.space_count, KVS_SUPER_MAX_SPACES / 2 + 2);
+	assert_int_equal(kvs_super_spaces_drop(&super_, is_even, NULL), KVS_SUPER_MAX_SPACES / 2 - 1);
+	assert_int_equal(kvs_super_last_epoch(&super_), 9u + KVS_SUPER_MAX_SPACES);
+	assert_int_equal(kvs_super_space_set(&super_, root, "ns", "text", 10u + KVS_SUPER_MAX_SPACES), KV_OK);
+	super_encode();
+	assert_int_equal(super_decode(len_), KV_OK);
+	assert_int_equal(back_.space_count, KVS_SUPER_MAX_SPACES / 2 + 2);
 	root[0] = root[1] = 0;
-	assert_int_equal(kvs_super_space_find(&back, root)->epoch, 10);
+	assert_int_equal(kvs_super_space_find(&back_, root)->epoch, 10);
 	root[1] = 1;
-	assert_null(kvs_super_space_find(&back, root));
-	kv_free(&t_.env, image);
-	kvs_super_fini(&super);
-	kvs_super_fini(&back);
+	assert_null(kvs_super_space_find(&back_, root));
 }
 
 KV_TEST(p10_the_metadata_library_s_sentences_are_told_apart)

@@ -119,36 +119,22 @@ static int sys_fails(void)
 {
 	return ++sys_calls == sys_fail_at ? -sys_error : 0;
 }
-static int fail_memfd(const char *name, int huge, int *p_fd)
-{
-	int error = sys_fails();
 
-	return error ? error : kvs_sys_posix.memfd(name, huge, p_fd);
-}
-static int fail_resize(int fd, uint64_t bytes)
-{
-	int error = sys_fails();
+/* A call that fails when its turn has come. */
+#define FAILING(call, parameters, ...)                                                                                 \
+	static int fail_##call parameters                                                                              \
+	{                                                                                                              \
+		int error = sys_fails();                                                                               \
+                                                                                                                       \
+		return error ? error : kvs_sys_posix.call(__VA_ARGS__);                                                \
+	}
 
-	return error ? error : kvs_sys_posix.resize(fd, bytes);
-}
-static int fail_map(int fd, uint64_t bytes, void **p_base)
-{
-	int error = sys_fails();
+FAILING(memfd, (const char *name, int huge, int *p_fd), name, huge, p_fd)
+FAILING(resize, (int fd, uint64_t bytes), fd, bytes)
+FAILING(map, (int fd, uint64_t bytes, void **p_base), fd, bytes, p_base)
+FAILING(seal, (int fd, int seals), fd, seals)
+FAILING(populate, (void *base, uint64_t bytes), base, bytes)
 
-	return error ? error : kvs_sys_posix.map(fd, bytes, p_base);
-}
-static int fail_seal(int fd, int seals)
-{
-	int error = sys_fails();
-
-	return error ? error : kvs_sys_posix.seal(fd, seals);
-}
-static int fail_populate(void *base, uint64_t bytes)
-{
-	int error = sys_fails();
-
-	return error ? error : kvs_sys_posix.populate(base, bytes);
-}
 static const kvs_sys_t sys_failing = {
 	.memfd = fail_memfd, .resize = fail_resize, .map = fail_map, .seal = fail_seal, .populate = fail_populate};
 
