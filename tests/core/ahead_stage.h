@@ -66,7 +66,7 @@ static inline kv_status_t receive(u_member_t *m)
 static inline void put(u_member_t *m, uint32_t first, uint32_t n)
 {
 	assert_int_equal(u_put(&u_, m, &one_, keys_, first, n), n - first);
-	tick(1);
+	tick_and_check(1);
 }
 
 /* Both sides were told last that the entry is so. */

@@ -105,7 +105,7 @@ static inline void evict_all(void)
 static inline void advance(uint64_t ns)
 {
 	kv_test_advance(&u_.env, ns);
-	tick(2);
+	tick_and_check(2);
 }
 
 static inline uint64_t metric(kv_metric_t id)

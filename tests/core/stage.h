@@ -33,13 +33,13 @@ static inline void stage(uint32_t cpu, uint32_t disk)
 }
 
 /* Until nothing is in flight; and all is as it must be. */
-static inline void settle(void)
+static inline void settle_and_check(void)
 {
 	u_settle(&u_);
 	universe_check(&u_);
 }
 
-static inline void tick(uint32_t times)
+static inline void tick_and_check(uint32_t times)
 {
 	u_tick(&u_, times);
 	universe_check(&u_);

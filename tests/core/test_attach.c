@@ -50,7 +50,7 @@ static void at_work(uint32_t turn)
 		assert_int_equal(u_mirror_tiers(&u_, 0, &old_[c][0]), 0);
 		assert_int_equal(u_visible(&u_, 0, &space_, old_[c], 1), 0);
 	}
-	tick(1);
+	tick_and_check(1);
 }
 
 /* Returns the number of calls that it took. */

@@ -293,7 +293,7 @@ STAGE_TEST(p4_a_producer_that_dies_fails_what_is_not_complete, stage_two(128, 0)
 	complete = sent_.number;
 	assert_int_equal(recv(d_, "complete", 0), KV_OK);
 	u_dead(&u_, m_);
-	tick(1);
+	tick_and_check(1);
 	check_notice(d_, waited, KV_HANDOVER_FAILED, 8, KV_ERR_PRODUCER_LOST);
 	assert_int_equal(metric(KV_M_HANDOVER_WAIT), 1); /* of the complete one nobody waited */
 	assert_null(last_notice(d_, complete));
@@ -328,7 +328,7 @@ STAGE_TEST(p4_a_member_that_closes_leaves_nothing_with_its_instance, stage_two(6
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
 	assert_int_equal(recv(m_, "u", 0), KV_OK);
 	u_closed(&u_, m_);
-	tick(1);
+	tick_and_check(1);
 	rec = kvd_member_find(u_.core, second->id);
 	assert_int_equal(kvd_instance_at(u_.core, rec->instance)->handovers, 0);
 	assert_int_equal(u_.core->handovers.used, 1); /* it was complete */
@@ -401,7 +401,7 @@ STAGE_TEST(p1_a_reset_ends_all_entries_of_its_space, stage_two(64, 0))
 	sending = sent_.number;
 	assert_int_equal(recv(d_, "sending", 0), KV_OK);
 	assert_int_equal(u_reset(&u_, m_, &space_), KV_OK);
-	tick(1);
+	tick_and_check(1);
 	check_notice(d_, awaited, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
 	check_notice(d_, sending, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
 	check_notice(m_, sending, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);

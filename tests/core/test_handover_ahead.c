@@ -26,7 +26,7 @@ STAGE_TEST(p4_the_private_block_completes_it, stage_one(64, 0))
 	universe_check(&u_);
 	evict_all();
 	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
-	settle();
+	settle_and_check();
 
 	/* A prompt of less than a block. */
 	send.transfer = "short";

@@ -20,9 +20,9 @@ static void story(void)
 			u_put_write(&u_, &put);
 			(void)u_put_end(&u_, m_, &put, started.already, put.n - started.already);
 		}
-		tick(3);
+		tick_and_check(3);
 		(void)u_acquire(&u_, m_, &space_, keys, 40, 4, &lease, &reply);
-		settle();
+		settle_and_check();
 		if (lease.id) {
 			u_lease_verify(&u_, &lease);
 			ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = 30};
@@ -30,16 +30,16 @@ static void story(void)
 			(void)u_release(&u_, m_, lease.id);
 			lease.id = 0;
 		}
-		settle();
+		settle_and_check();
 	}
 	(void)u_withdraw(&u_, m_, &space_, &keys_[20], 8);
 	(void)u_withdraw(&u_, m_, &space_, &fork_[8], 1);
-	settle();
+	settle_and_check();
 	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
 	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
 		space_.epoch = answer.space_reset_reply.epoch;
 	}
-	settle();
+	settle_and_check();
 }
 
 /* The same of an unchained group, among full chains. */
@@ -59,9 +59,9 @@ static void story_alone(void)
 			u_put_write(&u_, &put);
 			(void)u_put_end(&u_, m_, &put, 0, put.n);
 		}
-		tick(3);
+		tick_and_check(3);
 		(void)u_acquire(&u_, m_, &space_, keys_, 18 + 4 * i, 6 + 4 * i, &lease, &reply);
-		settle();
+		settle_and_check();
 		if (lease.id) {
 			u_lease_verify(&u_, &lease);
 			ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = 3};
@@ -76,7 +76,7 @@ static void story_alone(void)
 	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
 		space_.epoch = answer.space_reset_reply.epoch;
 	}
-	settle();
+	settle_and_check();
 	u_.group = 0;
 }
 
@@ -111,7 +111,7 @@ static void story_handover(void)
 	universe_check(&u_);
 	(void)u_done(&u_, decode, sent.number, 0);
 	(void)u_done(&u_, decode, got.number, 0);
-	settle();
+	settle_and_check();
 }
 
 /* Private blocks: a consumer asks first, gives what it got back, and asks again. */
@@ -146,7 +146,7 @@ static void story_private(void)
 	(void)u_send(&u_, m_, &send, &sent);
 	universe_check(&u_);
 	(void)u_done(&u_, m_, sent.number, KV_HANDOVER_ABORT);
-	tick(1);
+	tick_and_check(1);
 	(void)u_recv(&u_, m_, &space_, "t", 0, &got[1]);
 	if (u_acquire(&u_, m_, &space_, whole, 3, 0, &lease, &acquired) == KV_OK && lease.id) {
 		u_lease_verify(&u_, &lease);
@@ -155,7 +155,7 @@ static void story_private(void)
 	(void)u_done(&u_, m_, sent.number, 0);
 	(void)u_done(&u_, m_, got[0].number, 0);
 	(void)u_done(&u_, m_, got[1].number, 0);
-	settle();
+	settle_and_check();
 }
 
 /* Blocks announced before they are put, more of them meanwhile, and the private block. */
@@ -183,13 +183,13 @@ static void story_announce(void)
 		}
 		universe_check(&u_);
 		(void)u_put(&u_, m_, one, keys_, n > 4 ? n - 6 : 0, n - 2);
-		tick(1);
+		tick_and_check(1);
 	}
 	(void)u_put(&u_, m_, one, keys_, 10, 12);
 	(void)u_put_private(&u_, m_, one, &send.private_key);
-	tick(1);
+	tick_and_check(1);
 	(void)u_done(&u_, m_, got.number ? got.number : sent.number, sent.number ? 0 : U_GIVE_UP);
-	settle();
+	settle_and_check();
 }
 
 static void every_failure(void (*tell)(void))

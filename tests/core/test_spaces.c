@@ -323,7 +323,7 @@ STAGE_TEST(p5_closed_spaces_with_blocks_make_room_for_new_ones, stage_few(0))
 		assert_int_equal(open_one(m_, i, &spaces[i]), KV_OK);
 		assert_int_equal(u_put(&u_, m_, &spaces[i], keys_, 0, 1), 1);
 		assert_int_equal(u_close(&u_, m_, &spaces[i]), KV_OK);
-		settle();
+		settle_and_check();
 	}
 	assert_int_equal(u_.core->ix.blocks.used, KEPT - 1);
 	assert_int_equal(open_one(m_, 1000, &space_), KV_OK);

@@ -241,6 +241,11 @@ static kvd_core_config_t make_config(const u_config_t *config)
 	};
 }
 
+static uint64_t seed_of(const u_config_t *config)
+{
+	return config->seed ? config->seed : kv_test_seed();
+}
+
 void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *disk)
 {
 	kvd_world_t world = {.ctx = u,
@@ -251,14 +256,13 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 			     .ledger_remove = world_ledger_remove,
 			     .set_leaves = world_set_leaves,
 			     .compute_roots = world_compute_roots};
-	const uint64_t seed = config->seed ? config->seed : kv_test_seed();
 	kvd_parts_t parts;
 	uint32_t memory;
 
 	memset(u, 0, sizeof *u);
 	kv_test_env_init(&u->env);
-	u->rng.state = seed;
-	u->env.rng.state = seed + 1;
+	u->rng.state = seed_of(config);
+	u->env.rng.state = seed_of(config) + 1;
 	u->block_bytes = 4096;
 	u->group_count = U_GROUPS;
 	if (config->pool.limit_bytes > 0) {
@@ -268,12 +272,12 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		pool.metrics = &u->metrics;
 		assert_int_equal(kvs_pool_open(&pool, &u->env.env, &u->pool), KV_OK);
 	}
-	fake_tier_init(&u->cpu, 0, config->cpu_slots, seed + 2);
+	fake_tier_init(&u->cpu, 0, config->cpu_slots, seed_of(config) + 2);
 	if (config->gpu && config->gpu->cap > 0) {
 		u->gpu = *config->gpu;
 		*config->gpu = (fake_tier_t){0};
 	} else {
-		fake_tier_init(&u->gpu, 0, config->gpu_slots, seed + 4);
+		fake_tier_init(&u->gpu, 0, config->gpu_slots, seed_of(config) + 4);
 	}
 	u->kept_gpu = config->gpu;
 	u->gpu.device = 1;
@@ -281,7 +285,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 	if (disk) {
 		u->disk = *disk;
 	} else if (u->has_disk) {
-		fake_tier_init(&u->disk, 1, config->disk_slots, seed + 3);
+		fake_tier_init(&u->disk, 1, config->disk_slots, seed_of(config) + 3);
 		u->disk.file_slots = config->disk_file_slots;
 	}
 	u->disk.whole = u->pool != NULL;
