@@ -156,27 +156,6 @@ KV_TEST(p2_durable_reports_how_many_blocks_are_on_disk)
 	stage_end();
 }
 
-STAGE_TEST(p1_a_reset_takes_all_groups, stage(128, 256))
-{
-	for (uint32_t g = 0; g < U_GROUPS; g++) {
-		u_.group = u_groups[g].id;
-		assert_int_equal(put(0, 20), 20);
-	}
-	u_.group = 1;
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 10, &lease_, &reply_), KV_OK);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 15, 30, 1, &put_, &started_), KV_OK);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 5, 3), KV_OK);
-	assert_int_equal(u_reset(&u_, m_, &space_), KV_PENDING);
-	space_.epoch = u_.reply.space_reset_reply.epoch;
-	assert_int_equal(put(0, 4), 4);
-	u_tick(&u_, 20);
-	assert_false(u_lease_alive(&lease_));
-	assert_int_equal(u_put_end(&u_, m_, &put_, 8, 7), KV_OK);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.status, KV_ERR_STALE_EPOCH);
-	u_settle(&u_);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 4);
-}
-
 /* ---- many ------------------------------------------------------------------------------------ */
 
 /* A step that walked the root's children would make this take minutes. */

@@ -3,36 +3,6 @@
 
 /* ---- the way of an entry --------------------------------------------------------------------- */
 
-STAGE_TEST(p4_chunks_are_handed_over_and_taken, stage_two(256, 0))
-{
-	uint64_t number;
-
-	put_all(0, 8);
-	assert_int_equal(send_first("t", 8, U_ALL, 0), KV_OK);
-	number = sent_.number;
-	assert_int_equal(sent_.n, 8);
-	assert_int_equal(sent_.taken, 0);
-	assert_int_equal(sent_.bytes, (8 + 4 + 1 + 8) * 4096);
-	assert_int_equal(sent_.ttl_ms, 10000);
-	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	assert_int_equal(got_.number, number);
-	assert_int_equal(got_.state, KV_HANDOVER_SENDING);
-	assert_int_equal(got_.n, 8);
-	put_all(8, 20);
-	assert_int_equal(send_more(20, U_ALL, 0), KV_OK);
-	assert_int_equal(sent_.taken, 1);
-	check_notice(d_, number, KV_HANDOVER_SENDING, 20, KV_OK);
-	assert_int_equal(send_more(20, 0, 1), KV_OK);
-	check_notice(d_, number, KV_HANDOVER_COMPLETE, 20, KV_OK);
-	assert_int_equal(sent_.bytes, (20 + 4 + 1 + 20) * 4096);
-	universe_check(&u_);
-	assert_int_equal(u_done(&u_, d_, number, 0), KV_OK);
-	check_notice(m_, number, KV_HANDOVER_ENDED, 20, KV_OK);
-	assert_int_equal(u_.core->handovers.used + u_.core->pins.used, 0);
-	assert_int_equal(metric(KV_M_HANDOVERS_TAKEN), 1);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20); /* what was handed over is cached */
-}
-
 STAGE_TEST(p5_a_consumer_may_ask_first_and_is_told, stage_two(64, 0))
 {
 	assert_int_equal(recv(d_, "t", 5000), KV_OK);

@@ -159,20 +159,6 @@ STAGE_TEST(p5_a_loop_does_not_sleep_over_announced_blocks, stage_one(512, 0))
 	check_all(300, 50);
 }
 
-/* What a request has made visible is handed over by the tick after it, before a loop may sleep. */
-STAGE_TEST(p5_a_tick_hands_over_before_the_loop_sleeps, stage_one(64, 0))
-{
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	for (uint32_t n = 1; n <= 8; n++) {
-		assert_int_equal(u_put(&u_, m_, &one_, keys_, n - 1, n), 1);
-		while (kvd_core_tick(u_.core) == 0) {
-		}
-		assert_int_equal(entry()->n, n);
-	}
-	check_told(KV_HANDOVER_COMPLETE, 8, 0);
-}
-
 /* ---- clients that mean harm, or err ---------------------------------------------------------- */
 
 /* A request as no library makes it. */

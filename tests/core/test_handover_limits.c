@@ -42,28 +42,6 @@ KV_TEST(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once)
 	stage_end();
 }
 
-/* In memory of a GPU its share is the limit, and what is kept there leaves that in host memory as it was. */
-STAGE_TEST(p5_hand_overs_in_gpu_memory_end_at_its_share, stage_two_in(&(u_config_t){.cpu_slots = 64, .gpu_slots = 32}))
-{
-	kv_msg_acquire_reply_t reply;
-	u_lease_t lease;
-
-	u_.core->config.max_handover_bytes = 4 * 4096;
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 24), 24);
-	assert_int_equal(send_first("t", 20, U_FULL, 1), KV_OK);
-	universe_check(&u_);
-	assert_int_equal(u_.core->ns[0]->handover_bytes[1], 20 * 4096);
-	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 0);
-	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 20), 12);
-	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 20, 0, &lease, &reply), KV_OK);
-	assert_int_equal(u_put(&u_, m_, &space_, fork_, 20, 24), 0); /* all of it is pinned */
-	universe_check(&u_);
-	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
-	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	assert_int_equal(u_.core->ns[0]->handover_bytes[1], 0);
-}
-
 /* A prompt in two memories: one name, two hand-overs (decision 058). Neither side of one is a stranger to the other, and
  * the one in host memory does not notice what becomes of the one in memory of the GPU. */
 STAGE_TEST(p7_hand_overs_in_two_memories_live_apart, stage_two_in(&(u_config_t){.cpu_slots = 64, .gpu_slots = 64}))

@@ -247,18 +247,6 @@ STAGE_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy, stage(16
 	assert_int_equal(tiers[4] & KV_TIER_DISK, KV_TIER_DISK);
 }
 
-STAGE_TEST(p2_a_refused_write_is_reported_as_not_admitted, stage(8, 4))
-{
-	put_on_disk(4);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 1, &put_, &reply_), KV_OK);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
-	u_settle(&u_);
-	assert_int_equal(done(put_.id)->msg.put_done.status, KV_ERR_NOT_ADMITTED);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 4);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
-}
-
 STAGE_TEST(p2_a_write_through_that_fails_ends_its_put, stage(8, 64))
 {
 	put_on_disk(4);
@@ -447,15 +435,6 @@ KV_TEST(p2_a_write_that_failed_is_tried_again)
 		}
 		stage_end();
 	}
-}
-
-STAGE_TEST(p2_without_a_disk_nothing_is_durable, stage(64, 0))
-{
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
-	u_tick(&u_, 2);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 0);
 }
 
 STAGE_TEST(p10_unreadable_digests_do_not_end_a_range, stage(64, 0))

@@ -158,16 +158,6 @@ KV_TEST(p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back)
 	}
 }
 
-STAGE_TEST(p3_a_hand_over_of_withdrawn_blocks_fails, stage_two(128, 0))
-{
-	put_all(0, 8);
-	assert_int_equal(send_first("t", 8, U_ALL, 1), KV_OK);
-	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	assert_int_equal(withdraw(&keys_[3], 1), KV_OK);
-	assert_int_equal(last_notice(d_, got_.number)->state, KV_HANDOVER_FAILED);
-	assert_int_equal(last_notice(d_, got_.number)->status, KV_ERR_REVOKED);
-}
-
 STAGE_TEST(p3_blocks_of_unchained_groups_are_withdrawn_alone, stage_two(64, 64))
 {
 	u_.group = 1;
