@@ -669,7 +669,7 @@ int main(int argc, char **argv)
 
 	if (argc == 3) {
 		child_dir = argv[2];
-		test.initial_state = (void *)(uintptr_t)&children[atoi(argv[1])];
+		test.initial_state = (void *)(uintptr_t)&children[strtoul(argv[1], NULL, 10)];
 		return _cmocka_run_group_tests("child", &test, 1, NULL, NULL);
 	}
 	for (size_t i = 0; i < KV_COUNT_OF(children); i++) {
