@@ -1,11 +1,21 @@
 /* Random caches and pools for the tests of the GPU copies. */
-#include "gpu_case.h"
+#include "gpu_rig.h"
 
 #include "kvk/device.h"
 
 #include <unistd.h>
 
-kvk_layout_t gpu_case_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind)
+kvk_paged_kind_t gpu_case_kind(int round)
+{
+	static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV,
+						 KVK_PAGED_OPAQUE,        KVK_PAGED_TOKEN_HEAD_KV,
+						 KVK_PAGED_KV_HEAD_TOKEN, KVK_PAGED_HEAD_KV_TOKEN};
+
+	return kinds[(size_t)round % KV_COUNT_OF(kinds)];
+}
+
+/* Valid layouts of every kind, small. */
+static kvk_layout_t draw_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 {
 	static const uint32_t dims[] = {1, 3, 16, 40, 64, 80, 128};
 	kvk_layout_t l = {.layers = (uint32_t)kv_test_below(rng, 5) + 1,
@@ -83,8 +93,7 @@ static void make_paged(gpu_case_t *c, kvk_paged_kind_t kind)
 	if ((kind == KVK_PAGED_HEAD_KV_TOKEN || kind == KVK_PAGED_HEAD_TOKEN_KV) && kv_test_below(c->rng, 2)) {
 		step = pull_heads_apart(c);
 	}
-	assert_int_equal(fake_cuda_ops()->context_push((kvk_cu_context_t)(uintptr_t)0x1046), 0);
-	assert_int_equal(fake_cuda_ops()->mem_alloc(&c->cache, c->cache_bytes), 0);
+	c->cache = gpu_rig_alloc(c->cache_bytes);
 	for (uint32_t i = 0; i < p->layers; i++) {
 		c->base[i] = (uint8_t *)(uintptr_t)c->cache + i * step;
 	}
@@ -99,6 +108,17 @@ static void make_paged(gpu_case_t *c, kvk_paged_kind_t kind)
 int gpu_case_is_near(const gpu_case_t *c)
 {
 	return c->kind == CASE_ON_DEVICE || c->kind == CASE_MAPPED;
+}
+
+int gpu_case_has_small_leaf(const gpu_case_t *c)
+{
+	return c->g.page_bytes - (c->g.pieces - 1) * c->g.leaf_bytes <= 240;
+}
+
+int gpu_case_is_whole(const gpu_case_t *c)
+{
+	return c->paged.heads == c->layout.heads && c->paged.layers == c->layout.layers &&
+	       (c->layers == 0 || c->layers == c->layout.layers);
 }
 
 void *gpu_case_map(kvk_gpu_t *gpu, size_t *p_bytes, int *p_fd)
@@ -126,11 +146,8 @@ static void make_pool(gpu_case_t *c)
 	if (c->kind == CASE_MAPPED) {
 		c->pool = gpu_case_map(c->gpu, &c->pool_bytes, &c->pool_fd);
 	} else if (c->kind == CASE_ON_DEVICE) {
-		kvk_cu_ptr_t at;
-
-		assert_int_equal(fake_cuda_ops()->mem_alloc(&at, c->pool_bytes), 0);
-		c->pool = (uint8_t *)(uintptr_t)at;
-	} else if (c->kind == CASE_PINNED && fake_cuda_ops()->host_alloc(&base, c->pool_bytes, 3) == 0) {
+		c->pool = (uint8_t *)(uintptr_t)gpu_rig_alloc(c->pool_bytes);
+	} else if (c->kind == CASE_PINNED && gpu_rig_alloc_pinned(c->pool_bytes, &base)) {
 		c->pool = base;
 	} else {
 		c->kind = CASE_REGISTERED;
@@ -156,7 +173,7 @@ void gpu_case_init(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_
 	memset(c, 0, sizeof *c);
 	c->rng = rng;
 	c->gpu = gpu;
-	c->layout = gpu_case_layout(rng, kind);
+	c->layout = draw_layout(rng, kind);
 	kvk_layout_geometry(&c->layout, &c->g);
 	c->count = (uint32_t)kv_test_below(rng, kv_test_below(rng, 2) ? 3 : CASE_MOVES);
 	make_paged(c, kind);
@@ -182,34 +199,42 @@ void gpu_case_init(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_
 
 void gpu_case_fini(gpu_case_t *c)
 {
-	kvk_cu_context_t context;
-
 	if (c->kind == CASE_MAPPED) {
 		kvk_gpu_unmap(c->gpu, c->pool);
 		close(c->pool_fd);
 	} else if (c->kind == CASE_ON_DEVICE) {
-		fake_cuda_ops()->mem_free((kvk_cu_ptr_t)(uintptr_t)c->pool);
+		gpu_rig_free((uintptr_t)c->pool);
 	} else if (c->kind == CASE_PINNED) {
-		fake_cuda_ops()->host_free(c->pool);
+		gpu_rig_free_pinned(c->pool);
 	} else {
 		kvk_gpu_unregister(c->gpu, c->pool);
 		free(c->pool);
 	}
-	fake_cuda_ops()->mem_free(c->cache);
-	fake_cuda_ops()->context_pop(&context);
+	gpu_rig_free(c->cache);
 	free(c->leaves);
 	free(c->twin_leaves);
 	free(c->twin_cache);
 	free(c->twin_pool);
 }
 
-void gpu_case_usual(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind)
+void gpu_case_until(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind,
+		    int (*is_wanted)(const gpu_case_t *c))
 {
 	gpu_case_init(c, rng, gpu, kind);
-	while (c->kind != CASE_REGISTERED || c->count < 2 || c->g.page_bytes <= 240) {
+	while (!is_wanted(c)) {
 		gpu_case_fini(c);
 		gpu_case_init(c, rng, gpu, kind);
 	}
+}
+
+int gpu_case_is_usual(const gpu_case_t *c)
+{
+	return c->kind == CASE_REGISTERED && c->count >= 2 && c->g.page_bytes > 240;
+}
+
+void gpu_case_usual(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind)
+{
+	gpu_case_until(c, rng, gpu, kind, gpu_case_is_usual);
 }
 
 void gpu_case_ask_no_digests(gpu_case_t *c)
@@ -276,6 +301,15 @@ void gpu_case_equal(const gpu_case_t *c)
 	assert_memory_equal((uint8_t *)(uintptr_t)c->cache, c->twin_cache, c->cache_bytes);
 	assert_memory_equal(c->pool, c->twin_pool, c->pool_bytes);
 	assert_memory_equal(c->leaves, c->twin_leaves, c->count * c->per_move * sizeof *c->leaves);
+}
+
+void gpu_case_check(gpu_case_t *c, kvk_gpu_dir_t dir, kvk_gpu_way_t way, kvk_cu_stream_t stream)
+{
+	const kvk_gpu_copy_t copy = gpu_case_copy(c, dir, way, stream);
+
+	gpu_rig_copy(c->gpu, &copy);
+	gpu_case_twin(c, dir);
+	gpu_case_equal(c);
 }
 
 void gpu_case_refill(gpu_case_t *c)

@@ -40,16 +40,25 @@ typedef struct gpu_case {
 	uint64_t *twin_leaves;
 } gpu_case_t;
 
-/* Valid layouts of every kind, small. */
-kvk_layout_t gpu_case_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind);
+/* Every kind in turn. */
+kvk_paged_kind_t gpu_case_kind(int round);
 
 void gpu_case_init(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind);
-/* Some case with two moves or more, whose pool is registered host memory and whose pages the kernels can digest. */
+/* Drawn until it is as it is wanted. */
+void gpu_case_until(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind,
+		    int (*is_wanted)(const gpu_case_t *c));
+/* Some case that gpu_case_is_usual(): with two moves or more, whose pool is registered host memory and whose pages the
+ * kernels can digest. */
 void gpu_case_usual(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind);
+int gpu_case_is_usual(const gpu_case_t *c);
 void gpu_case_fini(gpu_case_t *c);
 
 /* Does its pool lie in a GPU's memory? */
 int gpu_case_is_near(const gpu_case_t *c);
+/* Does it have a leaf that no kernel digests? */
+int gpu_case_has_small_leaf(const gpu_case_t *c);
+/* Is all of a block moved? */
+int gpu_case_is_whole(const gpu_case_t *c);
 
 /* Memory of the fake device, and mapped: `bytes` becomes a multiple of what it comes in. */
 void *gpu_case_map(kvk_gpu_t *gpu, size_t *p_bytes, int *p_fd);
@@ -64,6 +73,8 @@ kvk_gpu_copy_t gpu_case_copy(const gpu_case_t *c, kvk_gpu_dir_t dir, kvk_gpu_way
 void gpu_case_twin(gpu_case_t *c, kvk_gpu_dir_t dir);
 /* Cache, pool and leaves are the twin's, bit for bit. */
 void gpu_case_equal(const gpu_case_t *c);
+/* The copy, which must be taken and end well, and the twin's: they are equal. */
+void gpu_case_check(gpu_case_t *c, kvk_gpu_dir_t dir, kvk_gpu_way_t way, kvk_cu_stream_t stream);
 
 /* New bytes on both sides, the same for the twin; leaves that a scatter finds right. */
 void gpu_case_refill(gpu_case_t *c);

@@ -28,8 +28,17 @@ kvk_gpu_t *gpu_rig_open(gpu_rig_t *rig); /* which must work */
 
 /* The fake device gets on at each look. Answers how the job ended. */
 kv_status_t gpu_rig_finish(kvk_gpu_job_t *job);
-/* Submits a copy that must be taken and must end well, and gives its job back. */
+/* It must have ended well, and is given back. */
+void gpu_rig_end(kvk_gpu_job_t *job);
+/* Submits a copy that must be taken and must end well. */
 void gpu_rig_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy);
+
+/* Memory of the device, which the host sees at the same address, and pinned memory, of which there may be too little:
+ * in the driver's context. */
+kvk_cu_ptr_t gpu_rig_alloc(size_t bytes);
+void gpu_rig_free(kvk_cu_ptr_t memory);
+int gpu_rig_alloc_pinned(size_t bytes, void **p_base);
+void gpu_rig_free_pinned(void *base);
 
 /* The rig of a test, and a test that starts it and is ended with gpu_rig_fini(). */
 static gpu_rig_t __attribute__((unused)) rig_;

@@ -12,8 +12,6 @@
 typedef struct memory {
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
-	kvk_cu_context_t context;
-	int device;
 	kvk_cu_ptr_t at; /* BYTES of the device's, which are the host's, too */
 	kvk_cu_stream_t stream;
 	kvk_range_t ranges[MOST];
@@ -25,28 +23,19 @@ static memory_t m; /* large */
 
 static void start(kv_test_rng_t *rng, size_t pinned)
 {
-	const kvk_cuda_ops_t *cuda = fake_cuda_ops();
-
 	m.count = 0;
 	gpu_rig_init(&m.rig, &(fake_cuda_config_t){.seed = kv_test_rand(rng), .lazy = 1, .major = 8});
 	m.gpu = gpu_rig_open(&m.rig);
 	fake_cuda_limit_pinned(pinned);
-	assert_int_equal(cuda->device_get(&m.device, 0), 0);
-	assert_int_equal(cuda->context_retain(&m.context, m.device), 0);
-	assert_int_equal(cuda->context_push(m.context), 0);
-	assert_int_equal(cuda->mem_alloc(&m.at, BYTES), 0);
+	m.at = gpu_rig_alloc(BYTES);
 	kv_test_fill(rng, (uint8_t *)(uintptr_t)m.at, BYTES);
 	assert_int_equal(kvk_gpu_create_stream(m.gpu, 0, &m.stream), KV_OK);
 }
 
 static void stop(void)
 {
-	const kvk_cuda_ops_t *cuda = fake_cuda_ops();
-
 	fake_cuda_fail_nth(0);
-	assert_int_equal(cuda->mem_free(m.at), 0);
-	assert_int_equal(cuda->context_pop(&m.context), 0);
-	assert_int_equal(cuda->context_release(m.device), 0);
+	gpu_rig_free(m.at);
 	gpu_rig_fini(&m.rig); /* nothing is left */
 }
 

@@ -12,14 +12,12 @@
 #ifdef __SANITIZE_THREAD__ /* there is one thread here: nothing new to see */
 #define KINDS 1
 #else
-#define KINDS KV_COUNT_OF(kinds)
+#define KINDS 3
 #endif
 
-static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE};
-
-static void start(gpu_rig_t *rig, uint64_t seed, int lazy)
+static void start(uint64_t seed, int lazy)
 {
-	gpu_rig_init(rig, &(fake_cuda_config_t){.seed = seed, .lazy = lazy, .major = 9});
+	gpu_rig_init(&rig_, &(fake_cuda_config_t){.seed = seed, .lazy = lazy, .major = 9});
 }
 
 /* Everything a copy uses. Returns how many of the copies failed. */
@@ -59,20 +57,17 @@ KV_TEST(p6_any_call_of_the_driver_may_fail)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	for (size_t kind = 0; kind < KINDS; kind++) {
+	for (int kind = 0; kind < KINDS; kind++) {
 		const uint64_t seed = kv_test_rand(&rng);
 		uint64_t n = 0;
 		int failed = 1;
 
 		while (failed && n < MAX_CALLS) {
 			kv_test_rng_t same = {seed};
-			kvk_gpu_t *gpu;
-			kvk_gpu_copy_t copy;
 			gpu_case_t c;
 
-			start(&rig_, seed, 1);
-			gpu = gpu_rig_open(&rig_);
-			gpu_case_init(&c, &same, gpu, kinds[kind]);
+			start(seed, 1);
+			gpu_case_init(&c, &same, gpu_rig_open(&rig_), gpu_case_kind(kind));
 			if (gpu_case_is_near(&c)) {
 				gpu_case_ask_no_digests(&c);
 			}
@@ -87,15 +82,17 @@ KV_TEST(p6_any_call_of_the_driver_may_fail)
 			/* What was left half way ends; then the next copy is as good as any. */
 			fake_cuda_drain();
 			gpu_case_refill(&c);
-			copy = gpu_case_copy(&c, KVK_GPU_SCATTER, (kvk_gpu_way_t)(n % 4), NULL);
-			gpu_rig_copy(gpu, &copy);
-			gpu_case_twin(&c, KVK_GPU_SCATTER);
-			gpu_case_equal(&c);
+			gpu_case_check(&c, KVK_GPU_SCATTER, (kvk_gpu_way_t)(n % 4), NULL);
 			gpu_case_fini(&c);
 			gpu_rig_fini(&rig_);
 		}
 		assert_true(n > 50 && n < MAX_CALLS);
 	}
+}
+
+static int has_several_steps(const gpu_case_t *c)
+{
+	return gpu_case_is_usual(c) && c->count >= 12 && (uint64_t)c->paged.heads * c->g.page_bytes <= 8192;
 }
 
 /* The driver refuses one call in the middle of a copy: the copy is not reported as ended while what was enqueued still
@@ -116,14 +113,10 @@ KV_TEST(p4_a_copy_is_not_over_while_a_part_of_it_runs)
 		gpu_case_t c;
 		uint8_t *before;
 
-		gpu_rig_init(&rig_, &(fake_cuda_config_t){.seed = seed, .lazy = 1, .major = 9});
+		start(seed, 1);
 		rig_.config.staging_bytes = UINT64_C(128) << 10;
 		gpu = gpu_rig_open(&rig_);
-		gpu_case_usual(&c, &same, gpu, KVK_PAGED_KV_TOKEN_HEAD);
-		while (c.count < 12 || (uint64_t)c.paged.heads * c.g.page_bytes > 8192) { /* several steps */
-			gpu_case_fini(&c);
-			gpu_case_usual(&c, &same, gpu, KVK_PAGED_KV_TOKEN_HEAD);
-		}
+		gpu_case_until(&c, &same, gpu, KVK_PAGED_KV_TOKEN_HEAD, has_several_steps);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_STAGED, NULL);
 		gpu_rig_copy(gpu, &copy); /* its ring is there */
 		gpu_case_refill(&c);
@@ -163,7 +156,7 @@ KV_TEST(p6_open_fails_whole_or_opens)
 	while (failed && ++n < MAX_CALLS) {
 		kv_status_t status;
 
-		start(&rig_, n, 0);
+		start(n, 0);
 		fake_cuda_fail_nth(n);
 		status = gpu_rig_try_open(&rig_);
 		failed = fake_cuda_failed();
@@ -180,7 +173,7 @@ KV_TEST(p6_open_and_measure_live_without_memory)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	start(&rig_, 1, 0);
+	start(1, 0);
 	KV_TEST_EACH_FAILURE(&rig_.t, n)
 	{
 		const kv_status_t status = gpu_rig_try_open(&rig_);
@@ -197,7 +190,7 @@ KV_TEST(p6_open_and_measure_live_without_memory)
 		kvk_gpu_t *gpu;
 		gpu_case_t c;
 
-		start(&rig_, 1, 0);
+		start(1, 0);
 		gpu = gpu_rig_open(&rig_);
 		gpu_case_init(&c, &rng, gpu, KVK_PAGED_OPAQUE);
 		kv_test_fail_nth(&rig_.t, n);
@@ -218,7 +211,7 @@ KV_TEST(p6_registering_fails_whole_or_registers)
 		kvk_gpu_stats_t stats;
 		kv_status_t status;
 
-		start(&rig_, n, 0);
+		start(n, 0);
 		gpu = gpu_rig_open(&rig_);
 		fake_cuda_fail_nth(n);
 		status = kvk_gpu_register(gpu, memory[0], sizeof memory[0]);
@@ -244,7 +237,7 @@ GPU_TEST(p6_a_pin_that_the_kernel_refuses_is_a_limit)
 	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t before, stats;
 
-	start(&rig_, 1, 0);
+	start(1, 0);
 	gpu = gpu_rig_open(&rig_);
 	kvk_gpu_get_stats(gpu, &before);
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, host_register), 2);
@@ -262,11 +255,7 @@ GPU_TEST(p6_a_pin_that_the_kernel_refuses_is_a_limit)
 static void copy_and_compare(gpu_case_t *c, kvk_gpu_way_t way)
 {
 	for (int dir = 0; dir < 2; dir++) {
-		const kvk_gpu_copy_t copy = gpu_case_copy(c, (kvk_gpu_dir_t)dir, way, NULL);
-
-		gpu_rig_copy(c->gpu, &copy);
-		gpu_case_twin(c, (kvk_gpu_dir_t)dir);
-		gpu_case_equal(c);
+		gpu_case_check(c, (kvk_gpu_dir_t)dir, way, NULL);
 		gpu_case_refill(c);
 	}
 }
@@ -278,7 +267,7 @@ GPU_TEST(p6_without_kernels_copies_go_piece_by_piece)
 	kvk_gpu_stats_t stats;
 	gpu_case_t c;
 
-	start(&rig_, 1, 1);
+	start(1, 1);
 	rig_.config.image = "made for another device";
 	gpu = gpu_rig_open(&rig_);
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "Fake 0"));
@@ -291,6 +280,11 @@ GPU_TEST(p6_without_kernels_copies_go_piece_by_piece)
 	assert_int_equal(stats.copy_per_piece, 4);
 	assert_int_equal(fake_cuda_launches(), 0);
 	gpu_case_fini(&c);
+}
+
+static int has_six_moves(const gpu_case_t *c)
+{
+	return c->count >= 6;
 }
 
 /* Whatever part of a staged copy was enqueued when a call failed: another stream's, which takes the same memory of the
@@ -307,17 +301,12 @@ KV_TEST(p6_a_staged_copy_cut_short_spoils_no_other)
 		kvk_gpu_copy_t copy;
 		kvk_gpu_job_t *job = NULL;
 
-		start(&rig_, kv_test_rand(&rng), 1);
+		start(kv_test_rand(&rng), 1);
 		rig_.config.staging_bytes = UINT64_C(16) << (10 + round % 4);
 		gpu = gpu_rig_open(&rig_);
 		for (int i = 0; i < 2; i++) {
 			assert_int_equal(kvk_gpu_create_stream(gpu, 0, &streams[i]), KV_OK);
-			do {
-				gpu_case_init(&c[i], &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-				if (c[i].count < 6) {
-					gpu_case_fini(&c[i]);
-				}
-			} while (c[i].count < 6);
+			gpu_case_until(&c[i], &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV, has_six_moves);
 			gpu_case_ask_no_digests(&c[i]);
 		}
 		copy = gpu_case_copy(&c[0], (kvk_gpu_dir_t)(round % 2), KVK_GPU_STAGED, streams[0]);
@@ -328,10 +317,7 @@ KV_TEST(p6_a_staged_copy_cut_short_spoils_no_other)
 			cut++;
 		}
 		fake_cuda_fail_nth(0);
-		copy = gpu_case_copy(&c[1], (kvk_gpu_dir_t)(round % 2), KVK_GPU_STAGED, streams[1]);
-		gpu_rig_copy(gpu, &copy);
-		gpu_case_twin(&c[1], (kvk_gpu_dir_t)(round % 2));
-		gpu_case_equal(&c[1]);
+		gpu_case_check(&c[1], (kvk_gpu_dir_t)(round % 2), KVK_GPU_STAGED, streams[1]);
 		fake_cuda_drain();
 		gpu_case_fini(&c[1]);
 		gpu_case_fini(&c[0]);
@@ -349,20 +335,16 @@ GPU_TEST(p6_without_batches_copies_go_one_by_one)
 	kvk_gpu_stats_t before;
 	gpu_case_t c;
 
-	start(&rig_, 1, 1);
+	start(1, 1);
 	gpu = gpu_rig_open(&rig_);
 	kvk_gpu_get_stats(gpu, &before); /* pinned memory was asked for in vain */
 	fake_cuda_fail_always(member, 801);
 	for (int round = 0; round < 20; round++) {
-		kvk_gpu_copy_t copy;
 		kvk_gpu_stats_t stats;
 
-		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		gpu_case_init(&c, &rng, gpu, gpu_case_kind(round));
 		gpu_case_ask_no_digests(&c);
-		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_STAGED, NULL);
-		gpu_rig_copy(gpu, &copy);
-		gpu_case_twin(&c, KVK_GPU_GATHER);
-		gpu_case_equal(&c);
+		gpu_case_check(&c, KVK_GPU_GATHER, KVK_GPU_STAGED, NULL);
 		kvk_gpu_get_stats(gpu, &stats);
 		assert_int_equal(stats.failures, before.failures);
 		gpu_case_fini(&c);
@@ -377,7 +359,7 @@ GPU_TEST(p6_without_a_ring_whole_blocks_go_over_the_link)
 	kvk_gpu_stats_t before, stats;
 	gpu_case_t c;
 
-	start(&rig_, 1, 1);
+	start(1, 1);
 	gpu = gpu_rig_open(&rig_);
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "zero copy and staged"));
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
@@ -400,7 +382,7 @@ GPU_TEST(p6_with_little_pinned_memory_there_are_fewer_jobs)
 	kvk_gpu_t *gpu;
 	gpu_case_t c;
 
-	start(&rig_, 1, 1);
+	start(1, 1);
 	fake_cuda_limit_pinned(1 << 20);
 	gpu = gpu_rig_open(&rig_);
 	fake_cuda_limit_pinned(0);
@@ -425,7 +407,7 @@ GPU_TEST(p10_what_is_no_device_is_not_supported)
 	assert_non_null(why);
 	assert_true(strlen(why) > 10);
 	assert_ptr_equal(driver, kvk_cuda_load(NULL));
-	start(&rig_, 1, 0);
+	start(1, 0);
 	rig_.config.cuda = NULL;
 	assert_int_equal(gpu_rig_try_open(&rig_), KV_ERR_UNSUPPORTED);
 	rig_.config.cuda = fake_cuda_ops();

@@ -7,37 +7,38 @@
 #define ROUNDS 200
 #endif
 
-static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE,
-					 KVK_PAGED_KV_HEAD_TOKEN};
-
-static kvk_gpu_t *start(gpu_rig_t *rig, kv_test_rng_t *rng, const void *image)
+static kvk_gpu_t *start(kv_test_rng_t *rng, const void *image)
 {
 	const fake_cuda_config_t driver = {
 		.seed = kv_test_rand(rng), .lazy = 1, .major = kv_test_below(rng, 2) ? 9 : 8};
 
-	gpu_rig_init(rig, &driver);
+	gpu_rig_init(&rig_, &driver);
 	fake_cuda_limit_pinned(1 << 20);
-	rig->config.image = image;
-	rig->config.jobs = 4;
+	rig_.config.image = image;
+	rig_.config.jobs = 4;
 
-	return gpu_rig_open(rig);
+	return gpu_rig_open(&rig_);
 }
 
-static kv_status_t finish(kvk_gpu_job_t *job)
+static void end_job(kvk_gpu_job_t *job)
 {
 	fake_cuda_drain();
+	gpu_rig_end(job);
+}
 
-	return gpu_rig_finish(job);
+/* It is valid. */
+static void end_capture(kvk_cu_stream_t stream)
+{
+	fake_graph_t *graph = fake_cuda_captured(stream);
+
+	assert_non_null(graph);
+	fake_cuda_graph_free(graph);
 }
 
 /* Digests that somebody can make: by a kernel, or by the host, which has to see the block. */
-static void some_case(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind)
+static int is_seen(const gpu_case_t *c)
 {
-	gpu_case_init(c, rng, gpu, kind);
-	while (gpu_case_is_near(c) || c->count == 0) {
-		gpu_case_fini(c);
-		gpu_case_init(c, rng, gpu, kind);
-	}
+	return !gpu_case_is_near(c) && c->count > 0;
 }
 
 KV_TEST(p1_copies_run_while_another_stream_is_captured)
@@ -46,27 +47,23 @@ KV_TEST(p1_copies_run_while_another_stream_is_captured)
 
 	for (int round = 0; round < ROUNDS; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
-		kvk_gpu_t *gpu = start(&rig_, &rng, fake_cuda_image());
+		kvk_gpu_t *gpu = start(&rng, fake_cuda_image());
 		kvk_cu_stream_t streams[2];
 		kvk_gpu_job_t *job = NULL;
 		kvk_gpu_copy_t copy;
-		fake_graph_t *graph;
 		gpu_case_t c;
 
 		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &streams[0]), KV_OK);
 		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &streams[1]), KV_OK);
-		some_case(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		gpu_case_until(&c, &rng, gpu, gpu_case_kind(round), is_seen);
 		fake_cuda_capture(streams[0], (int)kv_test_below(&rng, 2) * 2);
 		/* Staged copies and their rings included. */
 		copy = gpu_case_copy(&c, dir, (kvk_gpu_way_t)kv_test_below(&rng, 4), streams[1]);
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-		assert_int_equal(finish(job), KV_OK);
-		kvk_gpu_release_job(job);
+		end_job(job);
 		gpu_case_twin(&c, dir);
 		gpu_case_equal(&c);
-		graph = fake_cuda_captured(streams[0]);
-		assert_non_null(graph);
-		fake_cuda_graph_free(graph);
+		end_capture(streams[0]);
 		gpu_case_fini(&c);
 		gpu_rig_fini(&rig_);
 	}
@@ -79,7 +76,7 @@ KV_TEST(p6_the_fake_driver_minds_what_spoils_a_capture)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (int what = 0; what < 6; what++) {
-		kvk_gpu_t *gpu = start(&rig_, &rng, fake_cuda_image());
+		kvk_gpu_t *gpu = start(&rng, fake_cuda_image());
 		kvk_cu_stream_t stream, other;
 		kvk_cu_context_t context;
 		kvk_cu_event_t event;
@@ -136,16 +133,15 @@ KV_TEST(p10_a_copy_on_a_captured_stream_is_refused)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (uint64_t n = 0; n < 20; n++) {
-		kvk_gpu_t *gpu = start(&rig_, &rng, n % 2 ? "no image that it knows" : fake_cuda_image());
+		kvk_gpu_t *gpu = start(&rng, n % 2 ? "no image that it knows" : fake_cuda_image());
 		kvk_gpu_job_t *job = NULL;
 		kvk_cu_stream_t stream;
-		fake_graph_t *graph;
 		kvk_gpu_copy_t copy;
 		kv_status_t status;
 		gpu_case_t c;
 
 		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
-		some_case(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
+		gpu_case_until(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD, is_seen);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, stream);
 		fake_cuda_capture(stream, 0);
 		fake_cuda_fail_nth(n / 2); /* 0: none of its calls fails */
@@ -153,12 +149,9 @@ KV_TEST(p10_a_copy_on_a_captured_stream_is_refused)
 		fake_cuda_fail_nth(0);
 		assert_true(status == KV_ERR_UNSUPPORTED || (n >= 2 && status == KV_ERR_IO));
 		assert_null(job);
-		graph = fake_cuda_captured(stream);
-		assert_non_null(graph);
-		fake_cuda_graph_free(graph);
+		end_capture(stream);
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-		assert_int_equal(finish(job), KV_OK);
-		kvk_gpu_release_job(job);
+		end_job(job);
 		gpu_case_twin(&c, KVK_GPU_GATHER);
 		gpu_case_equal(&c);
 		gpu_case_fini(&c);
@@ -170,14 +163,14 @@ KV_TEST(p10_a_copy_on_a_captured_stream_is_refused)
 KV_TEST(p10_a_copy_on_an_invalid_capture_is_refused)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, &rng, fake_cuda_image());
+	kvk_gpu_t *gpu = start(&rng, fake_cuda_image());
 	kvk_gpu_job_t *job = NULL;
 	kvk_cu_stream_t stream;
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
 
 	assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
-	some_case(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
+	gpu_case_until(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD, is_seen);
 	copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, stream);
 	fake_cuda_capture(stream, 2);
 	assert_int_equal(fake_cuda_faults(), 0);

@@ -6,12 +6,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
-static kvk_gpu_t *start(gpu_rig_t *rig, const fake_cuda_config_t *driver, uint32_t jobs)
+static kvk_gpu_t *start(const fake_cuda_config_t *driver, uint32_t jobs)
 {
-	gpu_rig_init(rig, driver);
-	rig->config.jobs = jobs;
+	gpu_rig_init(&rig_, driver);
+	rig_.config.jobs = jobs;
 
-	return gpu_rig_open(rig);
+	return gpu_rig_open(&rig_);
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */
@@ -19,7 +19,7 @@ static kvk_gpu_t *start(gpu_rig_t *rig, const fake_cuda_config_t *driver, uint32
 GPU_TEST(p10_a_copy_that_cannot_be_meant_enqueues_nothing)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
+	kvk_gpu_t *gpu = start(NULL, 4);
 	kvk_gpu_job_t *job = NULL;
 	uint8_t *unseen = malloc(1 << 20);
 	gpu_case_t c;
@@ -67,33 +67,12 @@ GPU_TEST(p10_a_copy_that_cannot_be_meant_enqueues_nothing)
 	gpu_case_fini(&c);
 }
 
-GPU_TEST(p10_memory_is_registered_once)
-{
-	static _Alignas(4096) uint8_t memory[16384];
-	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
-
-	assert_int_equal(kvk_gpu_register(gpu, memory + 4096, 8192), KV_OK);
-	assert_int_equal(kvk_gpu_register(gpu, memory, 4097), KV_ERR_ARG);
-	assert_int_equal(kvk_gpu_register(gpu, memory + 12287, 10), KV_ERR_ARG);
-	assert_int_equal(kvk_gpu_register(gpu, memory, sizeof memory), KV_ERR_ARG);
-	assert_int_equal(kvk_gpu_register(gpu, memory + 6000, 10), KV_ERR_ARG);
-	assert_int_equal(kvk_gpu_register(gpu, NULL, 10), KV_ERR_ARG);
-	assert_int_equal(kvk_gpu_register(gpu, memory, 0), KV_ERR_ARG);
-	assert_int_equal(kvk_gpu_register(gpu, memory, 4096), KV_OK);
-	assert_int_equal(kvk_gpu_register(gpu, memory + 12288, 4096), KV_OK);
-	assert_false(kvk_gpu_is_registered(gpu, memory, 4097)); /* two ranges: the device may have them apart */
-	assert_false(kvk_gpu_is_registered(gpu, memory, SIZE_MAX));
-	kvk_gpu_unregister(gpu, memory + 1);
-	kvk_gpu_unregister(gpu, NULL);
-	assert_true(kvk_gpu_is_registered(gpu, memory, 4096));
-}
-
 /* ---- limits ---------------------------------------------------------------------------------- */
 
 GPU_TEST(p5_jobs_are_bounded_and_come_back)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, NULL, 3);
+	kvk_gpu_t *gpu = start(NULL, 3);
 	kvk_gpu_job_t *jobs[3];
 	kvk_gpu_job_t *more = NULL;
 	kvk_gpu_stats_t stats;
@@ -130,7 +109,7 @@ GPU_TEST(p5_memory_of_arguments_is_bounded_and_comes_back)
 {
 	enum { MANY = 4096 };
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, NULL, 64);
+	kvk_gpu_t *gpu = start(NULL, 64);
 	kvk_move_t *moves = calloc(MANY, sizeof *moves);
 	kvk_gpu_job_t *jobs[64];
 	kvk_gpu_job_t *job = NULL;
@@ -201,7 +180,7 @@ GPU_TEST(p5_a_wait_ends_in_time)
 GPU_TEST(p5_a_copy_takes_no_more_sms_than_it_may)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
+	kvk_gpu_t *gpu = start(NULL, 4);
 	unsigned taken, most_staged = 0;
 	gpu_case_t c;
 
@@ -234,18 +213,22 @@ GPU_TEST(p5_a_copy_takes_no_more_sms_than_it_may)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Ranges in a model of pages, each with the number of its range. */
+/* Ranges in a model of bytes, each with the number of its range. Two that touch are two: the device may have them
+ * apart. */
 GPU_TEST(p1_the_device_sees_what_is_registered_and_nothing_else)
 {
-	enum { PAGES = 64, RANGES = 24 };
-	static _Alignas(4096) uint8_t memory[PAGES][64];
+	enum { BYTES = 64 };
+	static _Alignas(4096) uint8_t memory[BYTES];
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, NULL, 1);
-	int owner[PAGES] = {0};
+	kvk_gpu_t *gpu = start(NULL, 1);
+	int owner[BYTES] = {0};
 
+	assert_int_equal(kvk_gpu_register(gpu, NULL, 10), KV_ERR_ARG);
+	assert_int_equal(kvk_gpu_register(gpu, memory, 0), KV_ERR_ARG);
+	kvk_gpu_unregister(gpu, NULL);
 	for (int step = 1; step < 4000; step++) {
-		const uint32_t at = (uint32_t)kv_test_below(&rng, PAGES);
-		const uint32_t n = (uint32_t)kv_test_below(&rng, kv_test_below(&rng, PAGES - at) + 1) + 1;
+		const uint32_t at = (uint32_t)kv_test_below(&rng, BYTES);
+		const uint32_t n = (uint32_t)kv_test_below(&rng, kv_test_below(&rng, BYTES - at) + 1) + 1;
 		int clear = 1;
 		int whole = 1;
 
@@ -253,31 +236,27 @@ GPU_TEST(p1_the_device_sees_what_is_registered_and_nothing_else)
 			clear = clear && owner[at + i] == 0;
 			whole = whole && owner[at + i] == owner[at] && owner[at] != 0;
 		}
-		assert_int_equal(kvk_gpu_is_registered(gpu, memory[at], (size_t)n * 64), whole);
+		assert_int_equal(kvk_gpu_is_registered(gpu, memory + at, n), whole);
+		assert_false(kvk_gpu_is_registered(gpu, memory + at, SIZE_MAX));
 		if (kv_test_below(&rng, 2)) {
-			assert_int_equal(kvk_gpu_register(gpu, memory[at], (size_t)n * 64), clear ? KV_OK : KV_ERR_ARG);
+			assert_int_equal(kvk_gpu_register(gpu, memory + at, n), clear ? KV_OK : KV_ERR_ARG);
 			for (uint32_t i = 0; i < n && clear; i++) {
 				owner[at + i] = step;
 			}
-		} else if (at == 0 || owner[at] != owner[at - 1]) {
-			const int gone = owner[at];
+		} else { /* which it must begin with */
+			const int gone = at == 0 || owner[at] != owner[at - 1] ? owner[at] : 0;
 
-			kvk_gpu_unregister(gpu, memory[at]);
-			for (uint32_t i = 0; i < PAGES; i++) {
+			kvk_gpu_unregister(gpu, memory + at);
+			for (uint32_t i = 0; i < BYTES; i++) {
 				owner[i] = owner[i] == gone ? 0 : owner[i];
 			}
 		}
 	}
 }
 
-static void copy_on_device(gpu_case_t *c, kvk_gpu_way_t way)
+static int lies_on_device(const gpu_case_t *c)
 {
-	const kvk_gpu_copy_t copy = gpu_case_copy(c, KVK_GPU_GATHER, way, NULL);
-
-	gpu_case_refill(c);
-	gpu_rig_copy(c->gpu, &copy);
-	gpu_case_twin(c, KVK_GPU_GATHER);
-	gpu_case_equal(c);
+	return c->kind == CASE_ON_DEVICE && c->count > 0 && c->g.page_bytes > 240;
 }
 
 /* A peer that may be used, one whose access somebody else has enabled, one that refuses, one without a link. */
@@ -289,25 +268,22 @@ KV_TEST(p8_kernels_use_memory_of_a_peer_only_with_access_to_it)
 
 	for (size_t i = 0; i < KV_COUNT_OF(answers); i++) {
 		const int reached = answers[i] == 0 || answers[i] == 704;
-		kvk_gpu_t *gpu = start(&rig_, &driver, 4);
+		kvk_gpu_t *gpu = start(&driver, 4);
 		kvk_gpu_stats_t stats;
 		uint64_t asked;
 		gpu_case_t c;
 
-		gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-		while (c.kind != CASE_ON_DEVICE || c.count == 0 || c.g.page_bytes <= 240) {
-			gpu_case_fini(&c);
-			gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-		}
+		gpu_case_until(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV, lies_on_device);
 		fake_cuda_foreign(1);
 		if (answers[i] < 0) {
 			fake_cuda_unlink();
 		} else {
 			fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, peer_enable), answers[i]);
 		}
-		copy_on_device(&c, KVK_GPU_ZERO_COPY);
+		gpu_case_check(&c, KVK_GPU_GATHER, KVK_GPU_ZERO_COPY, NULL);
 		asked = fake_cuda_calls(offsetof(kvk_cuda_ops_t, peer_can));
-		copy_on_device(&c, KVK_GPU_AUTO);
+		gpu_case_refill(&c);
+		gpu_case_check(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, NULL);
 		assert_int_equal(fake_cuda_calls(offsetof(kvk_cuda_ops_t, peer_can)), asked); /* it is known */
 		fake_cuda_fail_always(0, 0);
 		kvk_gpu_get_stats(gpu, &stats);
@@ -345,6 +321,12 @@ static int goes_staged(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
 	return after.staged > before.staged;
 }
 
+/* What is measured lies otherwise. */
+static int has_heads_apart(const gpu_case_t *c)
+{
+	return gpu_case_is_usual(c) && c->paged.head_stride != 0 && c->paged.heads > 1;
+}
+
 /* Where the engine is slow, or the link is, for kernels: what was measured is taken, of one job and, for large ones, of
  * several behind each other. */
 KV_TEST(p5_auto_takes_what_was_faster)
@@ -357,15 +339,10 @@ KV_TEST(p5_auto_takes_what_was_faster)
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 
-		gpu = start(&rig_, NULL, 4);
+		gpu = start(NULL, 4);
 		rig_.t.env.now_ns = fake_cuda_clock;
 		fake_cuda_costs(staged ? 1 : 40, staged ? 40 : 1);
-		gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-		while (staged &&
-		       (c.paged.head_stride == 0 || c.paged.heads == 1)) { /* what is measured lies otherwise */
-			gpu_case_fini(&c);
-			gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-		}
+		gpu_case_until(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV, staged ? has_heads_apart : gpu_case_is_usual);
 		c.layer = c.layers = 0;
 		fake_cuda_limit_pinned(1 << 20);
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
@@ -387,7 +364,7 @@ KV_TEST(p5_auto_takes_what_was_faster)
 GPU_TEST(p5_a_part_goes_the_way_of_all)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
+	kvk_gpu_t *gpu = start(NULL, 4);
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
 
@@ -462,7 +439,7 @@ GPU_TEST(p6_threads_copy_while_others_register_and_map)
 {
 	enum { THREADS = 4 };
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, NULL, 6);
+	kvk_gpu_t *gpu = start(NULL, 6);
 	worker_t workers[THREADS] = {0};
 
 	for (int i = 0; i < THREADS; i++) {
@@ -500,7 +477,7 @@ static void take_5_ms(void *args)
 
 GPU_TEST(p7_the_devices_clock_tells_what_a_stream_took)
 {
-	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
+	kvk_gpu_t *gpu = start(NULL, 4);
 	kvk_gpu_clock_t *clock = NULL;
 	kvk_cu_stream_t stream = NULL;
 	uint64_t ns = 0;

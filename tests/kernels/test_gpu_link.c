@@ -3,24 +3,18 @@
 #include "gpu_rig.h"
 #include "cuda/device/xxh3.h"
 
-static kvk_gpu_t *start(gpu_rig_t *rig)
-{
-	gpu_rig_init(rig, NULL);
-	rig->config.jobs = 4;
-
-	return gpu_rig_open(rig);
-}
-
 /* More would not come faster, and an engine's launches would wait behind it. Memory of a device is not behind the
  * link. */
 GPU_TEST(p5_a_load_has_no_more_on_its_way_than_it_may)
 {
 	static const uint32_t windows[] = {0, 1, 64u << 10, 256u << 10, 1u << 20};
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_);
 	uint32_t near = 0, behind = 0;
+	kvk_gpu_t *gpu;
 	gpu_case_t c;
 
+	gpu_rig_init(&rig_, NULL);
+	gpu = gpu_rig_open(&rig_);
 	while (near < 40 || behind < 40) {
 		gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 		gpu_case_ask_no_digests(&c); /* which no kernel makes of small leaves */

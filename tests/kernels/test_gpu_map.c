@@ -3,7 +3,6 @@
 
 #include "kvk/device.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -21,27 +20,17 @@
 
 static const char uuids[2][48] = {"GPU-00112233-4455-6677-8899-aabbccddeeff",
 				  "GPU-01122334-4556-6778-899a-abbccddeef00"};
-static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE,
-					 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN, KVK_PAGED_HEAD_KV_TOKEN};
 
-static int open_files(void)
+static uint32_t open_files(void)
 {
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (readdir(dir)) {
-		count++;
-	}
-	closedir(dir);
-
-	return count;
+	return kv_test_count_fds(getpid(), "");
 }
 
-static kvk_gpu_t *start(gpu_rig_t *rig, uint64_t seed)
+static kvk_gpu_t *start(uint64_t seed)
 {
-	gpu_rig_init(rig, &(fake_cuda_config_t){.seed = seed, .lazy = 1, .major = 9, .devices = 2});
+	gpu_rig_init(&rig_, &(fake_cuda_config_t){.seed = seed, .lazy = 1, .major = 9, .devices = 2});
 
-	return gpu_rig_open(rig);
+	return gpu_rig_open(&rig_);
 }
 
 static int alloc_slab(const char *uuid)
@@ -73,7 +62,7 @@ GPU_TEST(devices_are_listed_by_the_name_nvidia_smi_prints)
 	kvk_device_info_t info[2];
 	uint32_t count = 0;
 
-	assert_string_equal(kvk_gpu_uuid(start(&rig_, 1)), uuids[0]);
+	assert_string_equal(kvk_gpu_uuid(start(1)), uuids[0]);
 	assert_int_equal(kvk_device_list(fake_cuda_ops(), info, 1, &count), KV_OK);
 	assert_int_equal(count, 2); /* more than there was room for */
 	assert_int_equal(kvk_device_list(fake_cuda_ops(), info, 2, &count), KV_OK);
@@ -92,9 +81,10 @@ GPU_TEST(devices_are_listed_by_the_name_nvidia_smi_prints)
 GPU_TEST(p8_memory_of_a_device_is_handed_out_zeroed)
 {
 	const uint8_t *bytes;
-	int fd, files;
+	uint32_t files;
+	int fd;
 
-	start(&rig_, 1);
+	start(1);
 	files = open_files();
 	fd = alloc_slab(uuids[1]);
 	assert_int_equal(open_files(), files + 1);
@@ -119,9 +109,10 @@ KV_TEST(p4_a_failed_allocation_leaves_no_memory_behind)
 	while (failed && ++n < MAX_CALLS) {
 		kvk_device_t *device = NULL;
 		kv_status_t status;
-		int fd = -1, files;
+		uint32_t files;
+		int fd = -1;
 
-		start(&rig_, n);
+		start(n);
 		files = open_files();
 		fake_cuda_fail_nth(n);
 		status = kvk_device_open(fake_cuda_ops(), uuids[0], &device);
@@ -155,7 +146,7 @@ GPU_TEST(p5_a_device_without_memory_is_full)
 	kvk_device_t *device;
 	int fd = -1;
 
-	start(&rig_, 1);
+	start(1);
 	assert_int_equal(kvk_device_open(fake_cuda_ops(), uuids[0], &device), KV_OK);
 	fake_cuda_fail_always(OF(mem_create), 2);
 	assert_int_equal(kvk_device_alloc(device, SLAB, &fd), KV_ERR_FULL);
@@ -187,7 +178,7 @@ GPU_TEST(p10_what_cannot_export_memory_is_refused_by_name)
 	uint32_t count;
 	int fd;
 
-	start(&rig_, 1);
+	start(1);
 	fd = alloc_slab(uuids[0]);
 	for (size_t i = 0; i < KV_COUNT_OF(members); i++) {
 		kvk_cuda_ops_t ops = *fake_cuda_ops();
@@ -226,7 +217,7 @@ GPU_TEST(p10_devices_that_cannot_be_named_or_shared_are_refused)
 	kvk_device_info_t info;
 	uint32_t count;
 
-	start(&rig_, 1);
+	start(1);
 	ops = *fake_cuda_ops();
 	ops.device_attribute = no_attribute;
 	assert_int_equal(kvk_device_open(&ops, uuids[0], &device), KV_ERR_UNSUPPORTED);
@@ -247,7 +238,7 @@ KV_TEST(p4_memory_lives_until_it_is_unmapped)
 {
 	void *base = NULL, *other = NULL;
 	kvk_gpu_stats_t stats;
-	kvk_gpu_t *gpu = start(&rig_, 1);
+	kvk_gpu_t *gpu = start(1);
 	kvk_cu_ptr_t address;
 	int fd = alloc_slab(uuids[0]), peer = alloc_slab(uuids[1]);
 
@@ -284,8 +275,9 @@ KV_TEST(p4_a_failed_mapping_leaves_nothing_behind)
 	while (failed && ++n < MAX_CALLS) {
 		void *base = NULL;
 		kv_status_t status;
-		kvk_gpu_t *gpu = start(&rig_, n);
-		const int fd = alloc_slab(uuids[0]), files = open_files();
+		kvk_gpu_t *gpu = start(n);
+		const int fd = alloc_slab(uuids[0]);
+		const uint32_t files = open_files();
 
 		fake_cuda_fail_nth(n);
 		status = kvk_gpu_map(gpu, fd, SLAB, &base);
@@ -316,7 +308,7 @@ KV_TEST(p10_what_is_no_memory_of_a_device_is_not_mapped)
 	static const size_t members[] = {OF(mem_import), OF(mem_reserve),   OF(mem_map),    OF(mem_unmap),
 					 OF(mem_access), OF(mem_unreserve), OF(mem_release)};
 	void *base = NULL;
-	kvk_gpu_t *gpu = start(&rig_, 1);
+	kvk_gpu_t *gpu = start(1);
 	const int fd = alloc_slab(uuids[0]);
 	const int memfd = memfd_create("slab", MFD_CLOEXEC);
 
@@ -347,61 +339,27 @@ KV_TEST(p10_what_is_no_memory_of_a_device_is_not_mapped)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-static void draw_mapped(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind)
+static int is_mapped(const gpu_case_t *c)
 {
-	gpu_case_init(c, rng, gpu, kind);
-	while (c->kind != CASE_MAPPED || c->count < 2) {
-		gpu_case_fini(c);
-		gpu_case_init(c, rng, gpu, kind);
-	}
+	return c->kind == CASE_MAPPED && c->count >= 2;
 }
 
-static int has_small_leaf(const gpu_case_t *c)
+/* The same bytes as the pool's in registered host memory. */
+static uint8_t *copy_to_host(const gpu_case_t *c)
 {
-	return c->g.page_bytes - (c->g.pieces - 1) * c->g.leaf_bytes <= 240;
-}
+	uint8_t *host = aligned_alloc(4096, (c->pool_bytes + 4095) / 4096 * 4096);
 
-GPU_TEST(p1_copies_of_mapped_memory_are_the_twins)
-{
-	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_stats_t stats;
-	uint64_t refused = 0;
-	kvk_gpu_t *gpu = start(&rig_, kv_test_rand(&rng));
+	memcpy(host, c->pool, c->pool_bytes);
+	assert_int_equal(kvk_gpu_register(c->gpu, host, c->pool_bytes), KV_OK);
 
-	fake_cuda_limit_pinned(4 << 20);
-	for (int round = 0; round < ROUNDS; round++) {
-		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)kv_test_below(&rng, 2);
-		const kvk_gpu_way_t way = (kvk_gpu_way_t)kv_test_below(&rng, 4);
-		const uint64_t asked = fake_cuda_calls(OF(pointer_attribute));
-		kvk_gpu_job_t *job = NULL;
-		kvk_gpu_copy_t copy;
-		gpu_case_t c;
-
-		draw_mapped(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
-		c.moves[0].leaves = c.leaves;
-		copy = gpu_case_copy(&c, dir, way, NULL);
-		if (way == KVK_GPU_COPY_PER_PIECE || has_small_leaf(&c)) {
-			/* The host cannot read it, and no kernel makes the digests. */
-			assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_ERR_UNSUPPORTED);
-			gpu_case_ask_no_digests(&c);
-			refused++;
-		}
-		gpu_rig_copy(gpu, &copy);
-		gpu_case_twin(&c, dir);
-		gpu_case_equal(&c);
-		assert_int_equal(fake_cuda_calls(OF(pointer_attribute)), asked);
-		gpu_case_fini(&c);
-	}
-	kvk_gpu_get_stats(gpu, &stats);
-	assert_true(stats.zero_copy > ROUNDS / 4 && stats.staged > ROUNDS / 16 && stats.copy_per_piece > ROUNDS / 8);
-	assert_true(refused > ROUNDS / 8 && stats.far == 0);
+	return host;
 }
 
 /* Every second block lies in host memory. */
 GPU_TEST(p1_a_copy_takes_blocks_of_both_memories)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_t *gpu = start(&rig_, kv_test_rand(&rng));
+	kvk_gpu_t *gpu = start(kv_test_rand(&rng));
 
 	for (int round = 0; round < ROUNDS / 4; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
@@ -410,11 +368,9 @@ GPU_TEST(p1_a_copy_takes_blocks_of_both_memories)
 		gpu_case_t c;
 		uint8_t *host;
 
-		draw_mapped(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		gpu_case_until(&c, &rng, gpu, gpu_case_kind(round), is_mapped);
 		gpu_case_ask_no_digests(&c);
-		host = aligned_alloc(4096, (c.pool_bytes + 4095) / 4096 * 4096);
-		memcpy(host, c.pool, c.pool_bytes);
-		assert_int_equal(kvk_gpu_register(gpu, host, c.pool_bytes), KV_OK);
+		host = copy_to_host(&c);
 		memcpy(moves, c.moves, sizeof moves);
 		for (uint32_t i = (uint32_t)kv_test_below(&rng, 2); i < c.count; i += 2) {
 			moves[i].data = host + ((uint8_t *)moves[i].data - c.pool);
@@ -434,24 +390,27 @@ GPU_TEST(p1_a_copy_takes_blocks_of_both_memories)
 }
 
 /* A job that has work for all SMs. */
-static void draw_large(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, case_pool_t kind)
+static int is_large(const gpu_case_t *c)
 {
-	gpu_case_init(c, rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-	while (c->kind != kind || has_small_leaf(c) || c->layers != 0 ||
-	       c->count * c->paged.heads * c->paged.layers < SMS * 8) {
-		gpu_case_fini(c);
-		gpu_case_init(c, rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-	}
+	return !gpu_case_has_small_leaf(c) && c->layers == 0 && c->count * c->paged.heads * c->paged.layers >= SMS * 8;
+}
+
+static int is_large_and_mapped(const gpu_case_t *c)
+{
+	return c->kind == CASE_MAPPED && is_large(c);
+}
+
+static int is_large_and_on_device(const gpu_case_t *c)
+{
+	return c->kind == CASE_ON_DEVICE && is_large(c);
 }
 
 /* How a copy of some blocks of host memory goes that is in all else like this one. */
 static void copy_from_host(const gpu_case_t *c, kvk_gpu_copy_t copy)
 {
-	uint8_t *host = aligned_alloc(4096, (c->pool_bytes + 4095) / 4096 * 4096);
+	uint8_t *host = copy_to_host(c);
 	kvk_move_t moves[CASE_MOVES];
 
-	memcpy(host, c->pool, c->pool_bytes);
-	assert_int_equal(kvk_gpu_register(c->gpu, host, c->pool_bytes), KV_OK);
 	for (uint32_t i = 0; i < c->count; i++) {
 		moves[i] = c->moves[i];
 		moves[i].data = host + ((uint8_t *)c->moves[i].data - c->pool);
@@ -465,10 +424,9 @@ static void copy_from_host(const gpu_case_t *c, kvk_gpu_copy_t copy)
 /* Whatever is best for host memory and its link: here the ring, as measured. */
 KV_TEST(copies_inside_a_device_take_all_of_it_or_their_budget)
 {
-	static const case_pool_t pools[] = {CASE_MAPPED, CASE_ON_DEVICE};
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	for (size_t i = 0; i < 2 * KV_COUNT_OF(pools); i++) {
+	for (size_t i = 0; i < 4; i++) {
 		kvk_gpu_stats_t before, stats;
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
@@ -479,7 +437,8 @@ KV_TEST(copies_inside_a_device_take_all_of_it_or_their_budget)
 		fake_cuda_limit_pinned(4 << 20);
 		rig_.t.env.now_ns = fake_cuda_clock;
 		fake_cuda_costs(1, 40);
-		draw_large(&c, &rng, gpu, pools[i / 2]);
+		gpu_case_until(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV,
+			       i < 2 ? is_large_and_mapped : is_large_and_on_device);
 		gpu_case_ask_no_digests(&c);
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
 		copy = gpu_case_copy(&c, (kvk_gpu_dir_t)(i % 2), KVK_GPU_AUTO, NULL);

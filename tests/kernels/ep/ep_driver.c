@@ -151,33 +151,3 @@ uint64_t ep_driver_copied(void)
 {
 	return copied;
 }
-
-static void enter_context(void)
-{
-	assert_int_equal(fake_cuda_ops()->context_push((kvk_cu_context_t)(uintptr_t)(0x1000 + FAKE_DEVICE_HANDLE)), 0);
-}
-
-static void leave_context(void)
-{
-	kvk_cu_context_t popped;
-
-	assert_int_equal(fake_cuda_ops()->context_pop(&popped), 0);
-}
-
-void *ep_driver_alloc(size_t bytes)
-{
-	kvk_cu_ptr_t memory;
-
-	enter_context();
-	assert_int_equal(fake_cuda_ops()->mem_alloc(&memory, bytes), 0);
-	leave_context();
-
-	return (void *)(uintptr_t)memory;
-}
-
-void ep_driver_free(void *memory)
-{
-	enter_context();
-	assert_int_equal(fake_cuda_ops()->mem_free((uintptr_t)memory), 0);
-	leave_context();
-}

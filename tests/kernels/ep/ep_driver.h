@@ -16,9 +16,6 @@ uint64_t ep_driver_launches(void);
 uint64_t ep_driver_copied(void); /* bytes, between memory of the device */
 /* Kernels and copies since the last call of this, in their order: "route push". */
 const char *ep_driver_trace(void);
-/* Device memory; the fake device is the host. */
-void *ep_driver_alloc(size_t bytes);
-void ep_driver_free(void *memory);
 
 extern int ep_driver_has_kernels; /* of kernels/ep, in this build */
 

@@ -13,17 +13,15 @@ static void start(int major)
 	assert_int_equal(kvk_ep_plan(&shape, &plan, &why), KV_OK);
 	config = (kvk_ep_gpu_config_t){.gpu = ep_driver_open(&rig_, major, NULL), .plan = &plan, .heaps = heaps};
 	for (int r = 0; r < 2; r++) {
-		void *heap = ep_driver_alloc(plan.heap_bytes);
-
-		memset(heap, 0, plan.heap_bytes);
-		heaps[r] = (uintptr_t)heap;
+		heaps[r] = gpu_rig_alloc(plan.heap_bytes);
+		memset((void *)(uintptr_t)heaps[r], 0, plan.heap_bytes);
 	}
 }
 
 static void end_test(void)
 {
 	for (int r = 0; r < 2; r++) {
-		ep_driver_free((void *)(uintptr_t)heaps[r]);
+		gpu_rig_free(heaps[r]);
 	}
 	gpu_rig_fini(&rig_);
 }

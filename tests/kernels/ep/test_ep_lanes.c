@@ -52,10 +52,8 @@ static void open_group(const kvk_ep_shape_t *s, uint32_t sms, uint64_t timeout_u
 
 	assert_int_equal(kvk_ep_plan(s, &w.plan, NULL), KV_OK);
 	for (uint32_t r = 0; r < s->ranks; r++) {
-		void *heap = ep_driver_alloc(w.plan.heap_bytes);
-
-		memset(heap, 0, w.plan.heap_bytes);
-		w.heaps[r] = (uintptr_t)heap;
+		w.heaps[r] = gpu_rig_alloc(w.plan.heap_bytes);
+		memset((void *)(uintptr_t)w.heaps[r], 0, w.plan.heap_bytes);
 		w.twin_heaps[r] = take_memory(w.plan.heap_bytes);
 		memset(w.twin_heaps[r], 0, w.plan.heap_bytes);
 	}
@@ -91,7 +89,7 @@ static void close_group(void)
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
 		kvk_ep_gpu_close(w.eps[r]);
 		kvk_ep_close(w.twins[r]);
-		ep_driver_free((void *)(uintptr_t)w.heaps[r]);
+		gpu_rig_free(w.heaps[r]);
 		free(w.twin_heaps[r]);
 		for (uint32_t slot = 0; slot < SLOTS; slot++) {
 			const batch_t *b = &w.batches[slot][r];
