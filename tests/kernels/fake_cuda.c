@@ -493,7 +493,7 @@ static int in_capture(kvk_cu_event_t event)
 	int captured;
 
 	pthread_mutex_lock(&fake.lock); /* another thread may be recording it again */
-	captured = ((fake_event_t *)(void *)event)->graph != NULL;
+	captured = ((fake_event_t *)(void *)event)->capture != 0;
 	pthread_mutex_unlock(&fake.lock);
 	if (captured) {
 		fake_invalidate("an event of a capture is asked about");

@@ -71,12 +71,10 @@ void fake_cuda_advance(uint64_t ns);
 
 /* What begins and ends a capture, as the driver has it. `mode` 0: calls of any thread that might wait for the device
  * invalidate it, unless that thread has exchanged its mode; 2: none does. A call that is illegal while something is
- * captured is an error, a fault, and invalidates the capture. */
-typedef struct fake_graph fake_graph_t;
+ * captured is an error, a fault, and invalidates the capture; so does work that a graph would take: kvd gives it none. */
 void fake_cuda_capture(kvk_cu_stream_t stream, int mode);
-/* NULL: it was invalidated. */
-fake_graph_t *fake_cuda_captured(kvk_cu_stream_t stream);
-void fake_cuda_graph_free(fake_graph_t *graph);
+/* 0: it was invalidated. */
+int fake_cuda_captured(kvk_cu_stream_t stream);
 
 /* Device memory is another device's from now on. */
 void fake_cuda_foreign(int foreign);

@@ -48,8 +48,8 @@ typedef struct fake_marker {
 } fake_marker_t;
 
 typedef struct fake_event {
-	fake_marker_t *latest;    /* NULL: never recorded */
-	struct fake_graph *graph; /* recorded in its capture last */
+	fake_marker_t *latest; /* NULL: never recorded */
+	uint32_t capture;      /* it was recorded in last; 0: none */
 	int timed;
 } fake_event_t;
 
@@ -76,22 +76,11 @@ typedef struct fake_work {
 	fake_marker_t *marker;
 } fake_work_t;
 
-typedef struct fake_queue {
-	fake_work_t *first, *last;
-} fake_queue_t;
-
-/* Work of all streams of a capture, in the order in which it was enqueued: one that is legal. */
-struct fake_graph {
-	fake_queue_t queue;
-	int mode, invalid;
-	struct fake_stream *origin;
-};
-
 typedef struct fake_stream {
 	int used, dropped, stalled;
 	unsigned sms;
 	fake_work_t *first, *last;
-	fake_graph_t *graph; /* being captured into */
+	uint32_t capture; /* it takes part in; 0: none */
 } fake_stream_t;
 
 typedef struct fake_function {
@@ -126,7 +115,12 @@ typedef struct fake {
 	int held;
 	uint64_t bulk_launches;
 	uint64_t on_their_way;
-	fake_graph_t *capture; /* the one that is going on; one at a time */
+	struct {
+		uint32_t number; /* 0: none is going on */
+		int mode, invalid;
+		fake_stream_t *origin;
+	} capture;
+	uint32_t captures; /* so far */
 	size_t pinned_limit;
 	uint64_t engine_cost, link_cost, narrow_cost;
 	_Atomic uint64_t clock;

@@ -171,27 +171,11 @@ static fake_stream_t *stream_of(kvk_cu_stream_t handle)
 	return handle ? (fake_stream_t *)(void *)handle : &fake.streams[0];
 }
 
-static void capture(fake_graph_t *graph, fake_work_t *work)
-{
-	if (work->what != FAKE_COPY && work->what != FAKE_LAUNCH) {
-		fake_fault("work that no graph takes");
-		graph->invalid = 1;
-	}
-	if (graph->queue.first) {
-		graph->queue.last->next = work;
-	} else {
-		graph->queue.first = work;
-	}
-	graph->queue.last = work;
-}
-
 void fake_invalidate(const char *what)
 {
 	fake_fault(what);
 	pthread_mutex_lock(&fake.lock);
-	if (fake.capture) {
-		fake.capture->invalid = 1;
-	}
+	fake.capture.invalid = 1;
 	pthread_mutex_unlock(&fake.lock);
 }
 
@@ -200,7 +184,7 @@ int fake_check_capture(int thread_mode)
 	int does;
 
 	pthread_mutex_lock(&fake.lock);
-	does = fake.capture && fake.capture->mode == 0 && thread_mode != 2;
+	does = fake.capture.number && fake.capture.mode == 0 && thread_mode != 2;
 	pthread_mutex_unlock(&fake.lock);
 	if (does) {
 		fake_invalidate("a call that is not to be made while something is captured");
@@ -211,12 +195,10 @@ int fake_check_capture(int thread_mode)
 
 int fake_is_capturing(kvk_cu_stream_t handle)
 {
-	fake_graph_t *graph;
 	int status;
 
 	pthread_mutex_lock(&fake.lock);
-	graph = stream_of(handle)->graph;
-	status = !graph ? 0 : graph->invalid ? 2 : 1;
+	status = !stream_of(handle)->capture ? 0 : fake.capture.invalid ? 2 : 1;
 	pthread_mutex_unlock(&fake.lock);
 
 	return status;
@@ -224,14 +206,13 @@ int fake_is_capturing(kvk_cu_stream_t handle)
 
 int fake_record(kvk_cu_stream_t handle, fake_event_t *event)
 {
-	fake_graph_t *graph;
 	fake_work_t *work;
+	uint32_t capture;
 
 	pthread_mutex_lock(&fake.lock);
-	graph = stream_of(handle)->graph;
-	event->graph = graph;
+	capture = event->capture = stream_of(handle)->capture;
 	pthread_mutex_unlock(&fake.lock);
-	if (graph) {
+	if (capture) {
 		return 0;
 	}
 	work = fake_work(FAKE_RECORD);
@@ -244,14 +225,14 @@ int fake_record(kvk_cu_stream_t handle, fake_event_t *event)
 int fake_wait(kvk_cu_stream_t handle, fake_event_t *event)
 {
 	fake_stream_t *stream = stream_of(handle);
-	fake_graph_t *of_event, *of_stream;
+	uint32_t of_event, of_stream;
 	fake_work_t *work;
 
 	pthread_mutex_lock(&fake.lock);
-	of_event = event->graph;
-	of_stream = stream->graph;
+	of_event = event->capture;
+	of_stream = stream->capture;
 	if (of_event && !of_stream) {
-		stream->graph = of_event; /* it takes part from now on */
+		stream->capture = of_event; /* it takes part from now on */
 	}
 	pthread_mutex_unlock(&fake.lock);
 	if (of_stream && of_event != of_stream) {
@@ -271,59 +252,36 @@ int fake_wait(kvk_cu_stream_t handle, fake_event_t *event)
 void fake_cuda_capture(kvk_cu_stream_t handle, int mode)
 {
 	fake_stream_t *stream = stream_of(handle);
-	fake_graph_t *graph = calloc(1, sizeof *graph);
 
 	pthread_mutex_lock(&fake.lock);
-	if (fake.capture || stream->graph || !handle) {
+	if (fake.capture.number || !handle) {
 		fake_fault("a capture within another, or of the default stream");
 	}
-	graph->mode = mode;
-	graph->origin = stream;
-	stream->graph = graph;
-	fake.capture = graph;
+	fake.capture.number = stream->capture = ++fake.captures;
+	fake.capture.mode = mode;
+	fake.capture.invalid = 0;
+	fake.capture.origin = stream;
 	pthread_mutex_unlock(&fake.lock);
 }
 
-fake_graph_t *fake_cuda_captured(kvk_cu_stream_t handle)
+int fake_cuda_captured(kvk_cu_stream_t handle)
 {
-	fake_graph_t *graph;
-	int invalid;
-
 	pthread_mutex_lock(&fake.lock);
-	graph = stream_of(handle)->graph;
-	fake.capture = NULL;
-	if (!graph) {
+	if (!stream_of(handle)->capture) {
 		fake_fault("no capture to end");
-		pthread_mutex_unlock(&fake.lock);
-		return NULL;
 	}
 	for (uint32_t i = 0; i < FAKE_STREAMS; i++) {
 		fake_stream_t *stream = &fake.streams[i];
 
-		if (stream->graph && stream != graph->origin) {
+		if (stream->capture && stream != fake.capture.origin) {
 			fake_fault("a stream that took part in a capture and has not come back");
 		}
-		stream->graph = NULL;
+		stream->capture = 0;
 	}
-	invalid = graph->invalid;
+	fake.capture.number = 0;
 	pthread_mutex_unlock(&fake.lock);
-	if (invalid) {
-		fake_cuda_graph_free(graph);
-		graph = NULL;
-	}
 
-	return graph;
-}
-
-void fake_cuda_graph_free(fake_graph_t *graph)
-{
-	while (graph->queue.first) {
-		fake_work_t *work = graph->queue.first;
-
-		graph->queue.first = work->next;
-		free(work);
-	}
-	free(graph);
+	return !fake.capture.invalid;
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
@@ -336,9 +294,11 @@ void fake_enqueue(kvk_cu_stream_t handle, fake_work_t *work)
 	if (handle && !stream->used) {
 		fake_fault("a stream that is not there");
 	}
-	if (stream->graph) {
-		capture(stream->graph, work);
+	if (stream->capture) {
+		fake_fault("work in a capture");
+		fake.capture.invalid = 1;
 		pthread_mutex_unlock(&fake.lock);
+		free(work);
 		return;
 	}
 	if (stream->first) {
@@ -404,7 +364,7 @@ void fake_stream_drop(kvk_cu_stream_t handle)
 	fake_stream_t *stream = (fake_stream_t *)(void *)handle;
 
 	pthread_mutex_lock(&fake.lock);
-	if (!stream->used || stream->graph) {
+	if (!stream->used || stream->capture) {
 		fake_fault("a stream given back twice, or while it is captured");
 	}
 	stream->used = 0;
