@@ -567,6 +567,11 @@ static __global__ void __launch_bounds__(256) copy_ring(uint8_t *to, const uint8
 	bulk_stores_done();
 }
 
+static size_t index_of(const group_t &g, const rank_t &rank)
+{
+	return (size_t)(&rank - g.ranks.data());
+}
+
 // From the opening of the gate to the end of the slower rank, seconds.
 static double together(group_t &g, const std::function<void(rank_t &)> &enqueue)
 {
@@ -601,23 +606,64 @@ static double median(std::vector<double> values)
 }
 
 enum { PUSH, INDEX, REDUCE, RETURN, SUM, PARTS };
-typedef std::function<void(rank_t &)> part_t;
 
-static part_t part_of(const group_t &g, int part, uint64_t number)
+static void enqueue_part(const group_t &g, rank_t &rank, int part, uint64_t number)
 {
-	return [&g, part, number](rank_t &rank) {
-		const kvk_cu_stream_t stream = (kvk_cu_stream_t)rank.stream;
-		const kvk_ep_tokens_t tokens = tokens_of(g, rank, 0);
-		kvk_ep_gpu_rows_t rows;
-		uint64_t n;
+	const kvk_cu_stream_t stream = (kvk_cu_stream_t)rank.stream;
+	const kvk_ep_tokens_t tokens = tokens_of(g, rank, 0);
+	kvk_ep_gpu_rows_t rows;
+	uint64_t n;
 
-		must_kv(part == PUSH     ? kvk_ep_gpu_dispatch_send(rank.ep, &tokens, stream, &n)
-			: part == INDEX  ? kvk_ep_gpu_dispatch_recv(rank.ep, number, stream, &rows)
-			: part == REDUCE ? kvk_ep_gpu_reduce(rank.ep, number, (kvk_cu_ptr_t)rank.outputs, stream)
-			: part == RETURN ? kvk_ep_gpu_combine_send(rank.ep, number, stream)
-					 : kvk_ep_gpu_combine_recv(rank.ep, number, (kvk_cu_ptr_t)rank.out, stream));
-	};
+	must_kv(part == PUSH     ? kvk_ep_gpu_dispatch_send(rank.ep, &tokens, stream, &n)
+		: part == INDEX  ? kvk_ep_gpu_dispatch_recv(rank.ep, number, stream, &rows)
+		: part == REDUCE ? kvk_ep_gpu_reduce(rank.ep, number, (kvk_cu_ptr_t)rank.outputs, stream)
+		: part == RETURN ? kvk_ep_gpu_combine_send(rank.ep, number, stream)
+				 : kvk_ep_gpu_combine_recv(rank.ep, number, (kvk_cu_ptr_t)rank.out, stream));
 }
+
+// A dispatch and its combine, part by part or in one.
+struct parts_t {
+	group_t &g;
+	std::vector<double> us[PARTS];
+	uint64_t number = 0;
+
+	// Seconds of the parts that count (a bit each).
+	double run(uint32_t counted)
+	{
+		double sum = 0;
+
+		number++;
+		for (int part = 0; part < PARTS; part++) {
+			const double seconds = together(g, [&](rank_t &rank) { enqueue_part(g, rank, part, number); });
+
+			us[part].push_back(seconds * 1e6);
+			sum += counted >> part & 1 ? seconds : 0;
+		}
+		return sum;
+	}
+
+	double run_whole()
+	{
+		number++;
+		return together(g, [&](rank_t &rank) {
+			for (int part = 0; part < PARTS; part++) {
+				enqueue_part(g, rank, part, number);
+			}
+		});
+	}
+
+	// `bytes`: of a rank.
+	void print(uint64_t bytes)
+	{
+		kvk_ep_gpu_report_t report;
+
+		must_kv(kvk_ep_gpu_check(g.ranks[0].ep, &report));
+		const kvk_ep_stats_t &sent = report.stats;
+		printf("# us, medians: push %.1f, wait (and fetch) and index %.1f, reduce %.1f, return %.1f, wait (and fetch) and sum %.1f; %.1f MB a rank, padding %.2f %%\n",
+		       median(us[PUSH]), median(us[INDEX]), median(us[REDUCE]), median(us[RETURN]), median(us[SUM]), (double)bytes / 1e6,
+		       100.0 * (double)(sent.dispatch_padding + sent.combine_padding) / (double)(sent.dispatch_bytes + sent.combine_bytes));
+	}
+};
 
 static void fill(group_t &g)
 {
@@ -657,27 +703,14 @@ static void link_rows(uint32_t hidden, uint32_t sms)
 	const kvk_ep_shape_t shape = {2, 128, 8, hidden, 4096, 2, 1};
 	const bool two = devices.size() > 1;
 	group_t g(shape, 1, {KVK_EP_PEER, sms, 0, 0});
-	std::vector<double> us[PARTS];
-	uint64_t number = 0;
+	parts_t parts = {g, {}, 0};
 
 	for (const device_t &device : devices) {
 		on(device);
 		CU(cudaFuncSetAttribute(copy_ring, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 6 * 4096));
 	}
 	fill(g);
-	const auto in_parts = [&] {
-		double moves = 0;
-
-		number++;
-		for (int part = 0; part < PARTS; part++) {
-			const double seconds = together(g, part_of(g, part, number));
-
-			us[part].push_back(seconds * 1e6);
-			moves += part == PUSH || part == RETURN ? seconds : 0;
-		}
-		return moves;
-	};
-	in_parts();
+	(void)parts.run(0);
 	const uint64_t bytes = wire_bytes(g);
 	const uint32_t pieces = (uint32_t)(bytes / 4096);
 	std::vector<uint8_t *> from, to;
@@ -687,25 +720,18 @@ static void link_rows(uint32_t hidden, uint32_t sms)
 		to.push_back(device_array<uint8_t>(bytes));
 	}
 	const auto rate = [&](double seconds) { return (double)bytes / seconds / 1e9; };
-	const side_t moves = [&] { return rate(in_parts()); };
-	const side_t whole = [&] {
-		number++;
-		return rate(together(g, [&](rank_t &rank) {
-			for (int part = 0; part < PARTS; part++) {
-				part_of(g, part, number)(rank);
-			}
-		}));
-	};
+	const side_t moves = [&] { return rate(parts.run(1u << PUSH | 1u << RETURN)); };
+	const side_t whole = [&] { return rate(parts.run_whole()); };
 	const side_t ring = [&] {
 		return rate(together(g, [&](rank_t &rank) {
-			const size_t r = (size_t)(&rank - g.ranks.data());
+			const size_t r = index_of(g, rank);
 
 			copy_ring<<<sms, 256, 8 * 6 * 4096, rank.stream>>>(to[1 - r], from[r], pieces);
 		}));
 	};
 	const side_t engines = [&] {
 		return rate(together(g, [&](rank_t &rank) {
-			const size_t r = (size_t)(&rank - g.ranks.data());
+			const size_t r = index_of(g, rank);
 
 			CU(cudaMemcpyPeerAsync(to[1 - r], g.ranks[1 - r].device.ordinal, from[r], rank.device.ordinal, (size_t)pieces * 4096, rank.stream));
 		}));
@@ -715,8 +741,7 @@ static void link_rows(uint32_t hidden, uint32_t sms)
 	row(what + ": rows dispatched and returned", "GB/s", two ? "pairwise cudaMemcpyPeerAsync, both ways" : "bulk-copy ring, same bytes and SMs", 0.85, moves,
 	    two ? engines : ring);
 	row(what + ": with index, reduction and sums", "GB/s", "bulk-copy ring, same bytes and SMs", 0, whole, ring);
-	printf("# us, medians: push %.1f, wait and index %.1f, reduce %.1f, return %.1f, wait and sum %.1f; %.1f MB a rank\n", median(us[PUSH]), median(us[INDEX]),
-	       median(us[REDUCE]), median(us[RETURN]), median(us[SUM]), (double)bytes / 1e6);
+	parts.print(bytes);
 	for (uint32_t r = 0; r < 2; r++) {
 		CU(cudaFree(from[r]));
 		CU(cudaFree(to[r]));
@@ -776,43 +801,25 @@ static void host_rows(const how_t &how, double goal, const char *name, double *p
 {
 	const kvk_ep_shape_t shape = {2, 128, 8, 2048, 4096, 2, 1};
 	group_t g(shape, 1, how);
-	std::vector<double> us[PARTS];
-	uint64_t number = 0;
+	parts_t parts = {g, {}, 0};
 
 	fill(g);
-	const auto in_parts = [&] {
-		double moves = 0;
-
-		number++;
-		for (int part = 0; part < PARTS; part++) {
-			const double seconds = together(g, part_of(g, part, number));
-
-			us[part].push_back(seconds * 1e6);
-			moves += part == REDUCE ? 0 : seconds;
-		}
-		return moves;
-	};
-	in_parts();
+	(void)parts.run(0);
 	const uint64_t bytes = wire_bytes(g);
 	const std::vector<bare_t> bare = open_bare(g, bytes);
-	const auto bare_of = [&](const rank_t &rank) { return bare[(size_t)(&rank - g.ranks.data())]; };
-	const side_t moves = [&] { return (double)bytes / in_parts() / 1e9; };
+	const auto bare_of = [&](const rank_t &rank) { return bare[index_of(g, rank)]; };
+	const side_t moves = [&] { return (double)bytes / parts.run(~(1u << REDUCE)) / 1e9; };
 	const side_t copies = [&] {
 		return (double)bytes / together(g, [&](rank_t &rank) {
 			       copy_bare(rank, bare_of(rank), bytes / 2, true);
 			       copy_bare(rank, bare_of(rank), bytes / 2, true);
 		       }) / 1e9;
 	};
-	kvk_ep_gpu_report_t report;
 
 	row(text("through host memory, H 2,048, 4,096 tokens a rank, %s: dispatched and combined, without the reduction", name), "GB/s",
 	    "cudaMemcpyAsync of the bytes out of both ranks, then in", goal, moves, copies);
 	*p_out = (double)bytes / together(g, [&](rank_t &rank) { copy_bare(rank, bare_of(rank), bytes, false); });
-	must_kv(kvk_ep_gpu_check(g.ranks[0].ep, &report));
-	printf("# us, medians: push %.1f, wait and fetch and index %.1f, reduce %.1f, return %.1f, wait and fetch and sum %.1f; %.1f MB a rank, padding %.2f %%\n",
-	       median(us[PUSH]), median(us[INDEX]), median(us[REDUCE]), median(us[RETURN]), median(us[SUM]), (double)bytes / 1e6,
-	       100.0 * (double)(report.stats.dispatch_padding + report.stats.combine_padding) /
-		       (double)(report.stats.dispatch_bytes + report.stats.combine_bytes));
+	parts.print(bytes);
 	for (const bare_t &b : bare) {
 		CU(cudaFree(b.device));
 		CU(cudaFreeHost(b.host));
