@@ -58,6 +58,17 @@ class Case(unittest.TestCase):
         self.addCleanup(lambda: self.assertEqual(proxy.stop(), 0, "the proxy ends without an error"))
         return proxy
 
+    def post(self, proxy: Proxy, data: bytes, upto: int | None = None) -> socket.socket:
+        """A connection that has sent a completion, or so much of its body."""
+        client = socket.create_connection(("127.0.0.1", proxy.port), WAIT)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data[:upto])
+        return client
+
+    def serves(self, proxy: Proxy, **more: object) -> None:
+        """A request is answered whole."""
+        body = request(**more)
+        self.check(proxy.call(body), body)
+
     def check(self, answer, body: dict[str, object], n: int = 20) -> None:
         self.assertEqual(answer.status, 200, answer.data)
         self.assertTrue(answer.complete)
@@ -187,8 +198,7 @@ class Thresholds(Case):
         first.start()
         wait_until(lambda: self.prefill[0].requests, "the first is being computed")
         started = time.monotonic()
-        body = request(user="second")
-        self.check(proxy.call(body), body)
+        self.serves(proxy, user="second")
         self.assertGreater(time.monotonic() - started, 0.19)
         self.assertEqual(len(self.prefill[0].requests), 1)
         self.assertEqual(proxy.metric("kvd_pd_proxy_queue_expired_total"), 1)
@@ -275,8 +285,7 @@ class Failures(Case):
                 self.engines(2, 1)
                 self.fails_first(lambda handler, text=text: handler.say(200, text))
                 proxy = self.proxy("--sequential")
-                body = request()
-                self.check(proxy.call(body), body)
+                self.serves(proxy)
                 self.assertEqual([len(engine.requests) for engine in self.prefill], [1, 1])
 
     def test_p6_without_a_prefill_engine_the_decode_engine_computes(self) -> None:
@@ -304,8 +313,7 @@ class Failures(Case):
         self.decode[0].answer = lambda handler, body: handler.die()
         proxy = self.proxy()
         for stream in (True, False):
-            body = request(stream=stream)
-            self.check(proxy.call(body), body)
+            self.serves(proxy, stream=stream)
 
     def test_p6_an_answer_cut_short_is_sent_again_when_nothing_was_streamed(self) -> None:
         self.engines(0, 2)
@@ -320,8 +328,7 @@ class Failures(Case):
 
         self.decode[0].answer = half
         proxy = self.proxy()
-        body = request(stream=False)
-        self.check(proxy.call(body), body)
+        self.serves(proxy, stream=False)
 
     def test_p1_nothing_is_sent_again_after_the_first_token(self) -> None:
         self.engines(1, 2)
@@ -351,8 +358,7 @@ class Failures(Case):
         self.prefill[0].answer = lambda handler, body: handler.watch(WAIT)
         proxy = self.proxy("--engine.prefill_timeout=300ms")
         started = time.monotonic()
-        body = request()
-        self.check(proxy.call(body), body)
+        self.serves(proxy)
         self.assertGreater(time.monotonic() - started, 0.29)
         self.assertLess(time.monotonic() - started, WAIT / 2)
         wait_until(lambda: self.prefill[0].disconnects == 1, "the call is ended")
@@ -437,8 +443,7 @@ class Failures(Case):
         self.assertIn("error", json.loads(answer.data))
         self.decode[0].healthy = True
         wait_until(lambda: proxy.call(None, "/health", "GET").status == 200, "it is back")
-        body = request()
-        self.check(proxy.call(body), body)
+        self.serves(proxy)
 
 
 def most_kib(proxy: Proxy) -> int:
@@ -451,8 +456,7 @@ class Clients(Case):
         self.engines(1, 1)
         proxy = self.proxy("--health.interval=1h")
         for i in range(20):
-            body = request(user=str(i), stream=i % 2 == 0)
-            self.check(proxy.call(body), body)
+            self.serves(proxy, user=str(i), stream=i % 2 == 0)
         self.assertEqual((len(self.prefill[0].requests), len(self.decode[0].requests)), (20, 20))
         self.assertLess(self.decode[0].accepted, 10)
 
@@ -472,9 +476,7 @@ class Clients(Case):
         self.assertEqual(proxy.metric(f'kvd_pd_proxy_engine_requests{{engine="{self.decode[0].url}",role="decode"}}'), 0)
 
     def leave(self, proxy: Proxy, when, read: int = 0) -> None:
-        body = json.dumps(request()).encode()
-        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        with self.post(proxy, json.dumps(request()).encode()) as client:
             wait_until(when, "the engines have the request")
             if read:
                 self.assertTrue(client.recv(read))
@@ -483,9 +485,7 @@ class Clients(Case):
         self.engines(1, 1)
         self.prefill[0].prefill_time = WAIT
         proxy = self.proxy("--engine.prefill_running=1", "--skip.wait=1h")
-        with socket.create_connection(("127.0.0.1", proxy.port)) as first:
-            body = json.dumps(request()).encode()
-            first.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        with self.post(proxy, json.dumps(request()).encode()):
             wait_until(lambda: self.prefill[0].requests, "the first is being computed")
             self.leave(proxy, lambda: proxy.metric("kvd_pd_proxy_queue_requests") == 1)
             wait_until(lambda: proxy.metric("kvd_pd_proxy_queue_requests") == 0, "the queue is empty")
@@ -494,10 +494,7 @@ class Clients(Case):
         self.engines(0, 1)
         self.decode[0].token_time = WAIT
         proxy = self.proxy("--limits.requests=2")
-        body = json.dumps(request()).encode()
-        clients = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(2)]
-        for client in clients:
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        clients = [self.post(proxy, json.dumps(request()).encode()) for _ in range(2)]
         wait_until(lambda: proxy.metric("kvd_pd_proxy_requests") == 2, "two run")
         answer = proxy.call(request())
         self.assertEqual(answer.status, 503)
@@ -506,7 +503,7 @@ class Clients(Case):
             client.close()
         self.decode[0].token_time = 0
         wait_until(lambda: proxy.metric("kvd_pd_proxy_requests") == 0, "they have ended")
-        self.check(proxy.call(request()), request())
+        self.serves(proxy)
 
     def test_p5_bodies_and_headers_end_at_their_limits(self) -> None:
         self.engines(0, 1)
@@ -522,16 +519,16 @@ class Clients(Case):
         with contextlib.suppress(ConnectionError):  # the connection may end before all of them are sent
             self.assertIn(proxy.call(request(), headers={"X-Large": "x" * 60000}).status, (413, 431))
         self.assertEqual(self.decode[0].requests, [])
-        self.check(proxy.call(request()), request())
+        self.serves(proxy)
 
     def test_p5_unfinished_bodies_count_against_the_limit_of_all(self) -> None:
         self.engines(0, 1)
         proxy = self.proxy("--limits.bodies=256KiB", "--limits.body=128KiB")
         body = request(user="x" * 100_000)
         data = json.dumps(body).encode()
-        clients = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(2)]
-        for n, client in enumerate(clients):
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data[:-1])
+        clients = []
+        for n in range(2):
+            clients.append(self.post(proxy, data, -1))
             wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") >= (n + 1) * 100_000, "its body is kept")
         for _ in range(3):
             answer = proxy.call(body)
@@ -542,7 +539,6 @@ class Clients(Case):
         wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") <= 128 << 10, "a client that leaves makes room")
         self.check(proxy.call(body), body)
         with clients[1] as client:
-            client.settimeout(WAIT)
             client.sendall(data[-1:])
             self.assertTrue(client.recv(4096).startswith(b"HTTP/1.1 200 "))
         wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") == 0, "nothing is kept")
@@ -606,8 +602,7 @@ class Clients(Case):
         self.decode[0].answer = lambda handler, body: go.wait(WAIT) and self.decode[0].decode(handler, body)
         proxy = self.proxy()
         body = json.dumps(request(user="x" * 100_000)).encode()
-        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        with self.post(proxy, body) as client:
             wait_until(lambda: self.decode[0].requests, "the engine has it")
             self.assertEqual(proxy.metric("kvd_pd_proxy_body_bytes"), len(body))
             self.decode[0].tokens = 1 << 30  # a stream without end
@@ -628,8 +623,7 @@ class Clients(Case):
         self.decode[0].answer = lambda handler, body: handler.watch(WAIT)
         proxy = self.proxy()
         body = json.dumps(request(user="x" * 15_000_000)).encode()
-        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        with self.post(proxy, body) as client:
             self.assertIn(b" 200 ", client.recv(4096))
             self.assertEqual(proxy.metric("kvd_pd_proxy_body_bytes"), len(body))
             go.set()
@@ -653,7 +647,7 @@ class Clients(Case):
         slow = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(30)]
         for client in slow:
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost")
-        self.check(proxy.call(request()), request())  # while they are there
+        self.serves(proxy)  # while they are there
         for client in slow:
             client.settimeout(WAIT)
             try:
@@ -716,12 +710,12 @@ class Clients(Case):
         for _ in range(100):
             with socket.create_connection(("127.0.0.1", proxy.port)) as client:
                 client.sendall(rng.choice((b"", b"POST /v1/completions HTTP/1.1\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{")) + rng.randbytes(rng.randrange(200)))
-        self.check(proxy.call(request()), request())
+        self.serves(proxy)
 
     def test_p10_metrics_are_well_formed(self) -> None:
         self.engines(1, 1)
         proxy = self.proxy()
-        self.check(proxy.call(request()), request())
+        self.serves(proxy)
         text = proxy.call(None, "/metrics", "GET").data
         for line in text.decode().splitlines():
             self.assertRegex(line, r'^(# (HELP|TYPE) kvd_[a-z_]+ .+|kvd_[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.]+)$')
@@ -749,8 +743,7 @@ class Http(Case):
         self.assertNotIn("Content-Type", got["headers"])
         self.assertEqual(proxy.metric('kvd_pd_proxy_decisions_total{choice="as_it_is"}'), len(sent))
         self.decode[0].answer = self.decode[0].serve
-        body = request(prompt=None, prompt_embeds="AAAA" * 100)
-        self.check(proxy.call(body), body)
+        self.serves(proxy, prompt=None, prompt_embeds="AAAA" * 100)
         body = request(user="stream")
         self.check(proxy.call(body, "/v1/responses", headers={"Content-Type": "application/json"}), body)
         self.assertEqual(self.prefill[0].requests, [])
@@ -809,7 +802,7 @@ class Http(Case):
             self.addCleanup(proxy.stop)
             said = lambda: os.pread(log.fileno(), 1 << 16, 0)
             wait_until(lambda: b"/nonexistent/kvd.sock cannot be reached" in said(), "it says so")
-            self.check(proxy.call(request()), request())
+            self.serves(proxy)
 
     def test_p1_what_is_expected_is_served_or_refused(self) -> None:
         self.engines(0, 1)
@@ -874,9 +867,7 @@ class Chaos(Case):
             for i in range(25):
                 body = request(user=f"{n}.{i}", stream=mine.random() < 0.7)
                 if mine.random() < 0.1:
-                    data = json.dumps(body).encode()
-                    with socket.create_connection(("127.0.0.1", proxy.port)) as left:
-                        left.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+                    with self.post(proxy, json.dumps(body).encode()):
                         time.sleep(mine.random() * 0.05)
                     outcome = "left"
                 else:
@@ -922,8 +913,7 @@ class OwnCaches(Case):
             return proxy.metric(f'kvd_pd_proxy_engine_{name}{{engine="{self.decode[i].url}",role="decode"}}')
 
         def send() -> tuple[int, int, int]:
-            body = request()
-            self.check(proxy.call(body), body)
+            self.serves(proxy)
             return len(self.prefill[0].requests), *(len(engine.requests) for engine in self.decode)
 
         self.assertEqual(send(), (1, 1, 0), "handed over, to the first of two that are alike")
