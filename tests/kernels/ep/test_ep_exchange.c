@@ -149,13 +149,8 @@ static void send_bytes(int fd, const void *bytes, size_t n, const int *fds, uint
 	assert_int_equal(sendmsg(fd, &m, MSG_NOSIGNAL), n);
 }
 
-static void send_hello(int fd, const kvk_ep_message_t *m)
-{
-	send_bytes(fd, m, sizeof *m, &w.heap, 1);
-}
-
-/* The next message; its descriptor, or -1, in *p_fd. */
-static kvk_ep_message_t read_message(int fd, int *p_fd)
+/* The next message, which is of that kind; the descriptor that comes with a HELLO is closed. */
+static kvk_ep_message_t expect(int fd, uint32_t kind)
 {
 	int fds[KV_WIRE_MAX_FDS] = {-1};
 	struct pollfd polled = {.fd = fd, .events = POLLIN};
@@ -166,32 +161,48 @@ static kvk_ep_message_t read_message(int fd, int *p_fd)
 	assert_int_equal(poll(&polled, 1, 60000), 1);
 	assert_int_equal(kv_sock_recv(fd, (uint8_t *)&m, sizeof m, &n, fds, &count), KV_OK);
 	assert_int_equal(n, sizeof m);
-	*p_fd = count == 1 ? fds[0] : -1;
+	assert_int_equal(m.kind, kind);
+	assert_int_equal(count, kind == KVK_EP_HELLO);
+	if (count > 0) {
+		close(fds[0]);
+	}
 
 	return m;
+}
+
+static void send_message(int fd, kvk_ep_message_t m)
+{
+	send_bytes(fd, &m, sizeof m, &w.heap, m.kind == KVK_EP_HELLO);
+}
+
+/* This rank is at rank 0, and both have said HELLO. */
+static int enter(uint32_t rank)
+{
+	const int raw = connect_to(0);
+
+	send_message(raw, message(KVK_EP_HELLO, rank));
+	(void)expect(raw, KVK_EP_HELLO);
+
+	return raw;
 }
 
 /* ---- a message that is none ------------------------------------------------------------------ */
 
 KV_TEST(p10_what_is_no_message_of_an_exchange_is_refused)
 {
+	static const uint32_t kinds[] = {KVK_EP_HELLO, 3, KVK_EP_READY, KVK_EP_GIVE_UP}; /* the last without a status */
 	kvk_ep_message_t bad;
-	int raw;
 
-	for (int i = 0; i < 4; i++) {
+	for (size_t i = 0; i < KV_COUNT_OF(kinds); i++) {
 		start(0);
-		raw = connect_to(0);
-		bad = message(KVK_EP_HELLO, 1);
+		bad = message(kinds[i], 1);
 		bad.magic += i == 0;
-		bad.kind =
-			(uint32_t[]){KVK_EP_HELLO, 3, KVK_EP_READY, KVK_EP_GIVE_UP}[i]; /* GIVE_UP without a status */
-		send_bytes(raw, &bad, sizeof bad, NULL, 0);
+		send_bytes(connect_to(0), &bad, sizeof bad, NULL, 0);
 		finish(KV_ERR_PROTO, 0, "no message of an exchange");
 	}
 	start(0);
-	raw = connect_to(0);
 	bad = message(KVK_EP_HELLO, 1);
-	send_bytes(raw, &bad, 40, &w.heap, 1);
+	send_bytes(connect_to(0), &bad, 40, &w.heap, 1);
 	close(w.opened[--w.count]);
 	finish(KV_ERR_PROTO, 0, "cut off after 40 bytes");
 }
@@ -202,29 +213,24 @@ KV_TEST(p4_p10_more_descriptors_than_one_are_closed_and_refused)
 
 	for (size_t i = 0; i < KV_COUNT_OF(counts); i++) {
 		kvk_ep_message_t hello;
-		int raw;
 
 		start(0);
-		raw = connect_to(0);
 		hello = message(KVK_EP_HELLO, 1);
-		send_bytes(raw, &hello, sizeof hello,
+		send_bytes(connect_to(0), &hello, sizeof hello,
 			   (const int[]){w.heap, w.heap, w.heap, w.heap, w.heap, w.heap, w.heap, w.heap}, counts[i]);
 		finish(KV_ERR_PROTO, 0, "descriptors that it may not have");
 	}
 	for (int later = 0; later < 2; later++) { /* amid a message; with another one */
-		kvk_ep_message_t hello, ready;
-		int raw, passed;
+		kvk_ep_message_t m;
+		int raw;
 
 		start(0);
-		raw = connect_to(0);
-		hello = message(KVK_EP_HELLO, 1);
-		ready = message(KVK_EP_READY, 1);
-		send_bytes(raw, &hello, later ? sizeof hello : 8, &w.heap, 1);
-		if (later) {
-			(void)read_message(raw, &passed);
-			close(passed);
+		raw = later ? enter(1) : connect_to(0);
+		m = message(later ? KVK_EP_READY : KVK_EP_HELLO, 1);
+		if (!later) {
+			send_bytes(raw, &m, 8, &w.heap, 1);
 		}
-		send_bytes(raw, later ? &ready : &hello, sizeof ready - 8, &w.heap, 1);
+		send_bytes(raw, &m, sizeof m - 8, &w.heap, 1);
 		finish(KV_ERR_PROTO, 0, "descriptors that it may not have");
 	}
 }
@@ -232,8 +238,8 @@ KV_TEST(p4_p10_more_descriptors_than_one_are_closed_and_refused)
 KV_TEST(p10_a_heap_that_is_too_short_or_may_shrink_is_refused)
 {
 	for (int i = 0; i < 3; i++) {
+		const int bad = memfd_create("bad", MFD_ALLOW_SEALING | MFD_CLOEXEC);
 		kvk_ep_message_t hello;
-		int raw, bad = memfd_create("bad", MFD_ALLOW_SEALING | MFD_CLOEXEC);
 
 		assert_true(bad >= 0);
 		start(0);
@@ -242,9 +248,8 @@ KV_TEST(p10_a_heap_that_is_too_short_or_may_shrink_is_refused)
 			assert_int_equal(fcntl(bad, F_ADD_SEALS, F_SEAL_SHRINK), 0);
 		}
 		assert_int_equal(kvk_ep_memory_map(bad, w.plan.heap_bytes, &(kvk_ep_memory_t){0}), KV_ERR_ARG);
-		raw = connect_to(0);
 		hello = message(KVK_EP_HELLO, 1);
-		send_bytes(raw, &hello, sizeof hello, &bad, i < 2);
+		send_bytes(connect_to(0), &hello, sizeof hello, &bad, i < 2);
 		finish(KV_ERR_PROTO, 0, "that cannot shrink");
 		close(bad);
 	}
@@ -266,7 +271,7 @@ KV_TEST(p10_a_rank_of_another_plan_is_refused_by_both_with_a_sentence)
 
 	for (size_t i = 0; i < KV_COUNT_OF(names); i++) {
 		kvk_ep_message_t hello, answer;
-		int raw, passed;
+		int raw;
 
 		start(0);
 		raw = connect_to(0);
@@ -276,15 +281,10 @@ KV_TEST(p10_a_rank_of_another_plan_is_refused_by_both_with_a_sentence)
 		} else {
 			hello.plan++;
 		}
-		send_hello(raw, &hello);
-		answer = read_message(raw, &passed);
-		assert_int_equal(answer.kind, KVK_EP_HELLO);
+		send_message(raw, hello);
+		answer = expect(raw, KVK_EP_HELLO);
 		assert_memory_equal(&answer.shape, &shape, sizeof shape);
-		assert_true(passed >= 0);
-		close(passed);
-		answer = read_message(raw, &passed);
-		assert_int_equal(answer.kind, KVK_EP_GIVE_UP);
-		assert_int_equal(answer.status, KV_ERR_IDENTITY);
+		assert_int_equal(expect(raw, KVK_EP_GIVE_UP).status, KV_ERR_IDENTITY);
 		finish(KV_ERR_IDENTITY, 0, names[i]);
 	}
 }
@@ -292,51 +292,37 @@ KV_TEST(p10_a_rank_of_another_plan_is_refused_by_both_with_a_sentence)
 KV_TEST(p10_a_rank_is_there_once_and_is_who_it_says)
 {
 	static const uint32_t bad[] = {0, 3, 77};
-	kvk_ep_message_t hello;
-	int raw[2], passed;
+	char path[128];
+	int raw, listener, error;
 
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		start(0);
-		raw[0] = connect_to(0);
-		hello = message(KVK_EP_HELLO, bad[i]);
-		send_hello(raw[0], &hello);
+		send_message(connect_to(0), message(KVK_EP_HELLO, bad[i]));
 		finish(KV_ERR_PROTO, 0, "a process takes itself for rank");
 	}
 	start(0);
-	for (int i = 0; i < 2; i++) {
-		raw[i] = connect_to(0);
-		hello = message(KVK_EP_HELLO, 1);
-		send_hello(raw[i], &hello);
-		(void)read_message(raw[i], &passed);
-		close(passed);
-	}
+	(void)enter(1);
+	(void)enter(1);
 	finish(KV_ERR_EXISTS, 0, "rank 1 is there twice");
 	/* Who listens where rank 0 would is another one. */
 	set_up(1);
-	{
-		char path[128];
-		int listener, error;
-
-		snprintf(path, sizeof path, "%s/rank-0", w.directory);
-		assert_int_equal(kv_sock_listen(path, 0600, 4, &listener, &error), KV_OK);
-		assert_int_equal(pthread_create(&w.thread, NULL, run_rank, NULL), 0);
-		do {
-			raw[0] = accept(listener, NULL, NULL);
-		} while (raw[0] < 0);
-		w.opened[w.count++] = raw[0];
-		w.opened[w.count++] = listener;
-		hello = message(KVK_EP_HELLO, 2);
-		send_hello(raw[0], &hello);
-		unlink(path);
-		finish(KV_ERR_PROTO, 0, "takes itself for rank 2");
-	}
+	snprintf(path, sizeof path, "%s/rank-0", w.directory);
+	assert_int_equal(kv_sock_listen(path, 0600, 4, &listener, &error), KV_OK);
+	assert_int_equal(pthread_create(&w.thread, NULL, run_rank, NULL), 0);
+	do {
+		raw = accept(listener, NULL, NULL);
+	} while (raw < 0);
+	w.opened[w.count++] = raw;
+	w.opened[w.count++] = listener;
+	send_message(raw, message(KVK_EP_HELLO, 2));
+	unlink(path);
+	finish(KV_ERR_PROTO, 0, "takes itself for rank 2");
 }
 
 KV_TEST(p10_a_second_process_of_a_rank_is_refused_and_disturbs_nobody)
 {
-	int heaps[KVK_EP_MAX_RANKS], raw[2], passed;
+	int heaps[KVK_EP_MAX_RANKS], raw[2];
 	kvk_ep_exchange_fault_t fault;
-	kvk_ep_message_t m;
 
 	start(0);
 	(void)connect_to(0); /* it looks, and goes */
@@ -344,52 +330,33 @@ KV_TEST(p10_a_second_process_of_a_rank_is_refused_and_disturbs_nobody)
 	assert_int_equal(kvk_ep_exchange(&w.config, heaps, &fault), KV_ERR_EXISTS);
 	assert_string_equal(fault.why, "rank 0 is there twice");
 	for (uint32_t r = 1; r <= 2; r++) {
-		raw[r - 1] = connect_to(0);
-		m = message(KVK_EP_HELLO, r);
-		send_hello(raw[r - 1], &m);
-		m = message(KVK_EP_READY, r);
-		send_bytes(raw[r - 1], &m, sizeof m, NULL, 0);
+		raw[r - 1] = enter(r);
+		send_message(raw[r - 1], message(KVK_EP_READY, r));
 	}
 	join_rank();
 	assert_int_equal(w.status, KV_OK);
 	for (uint32_t r = 1; r <= 2; r++) {
 		assert_true(w.heaps[r] >= 0 && w.heaps[r] != w.heap);
 		close(w.heaps[r]);
-		assert_int_equal(read_message(raw[r - 1], &passed).kind, KVK_EP_HELLO);
-		close(passed);
-		assert_int_equal(read_message(raw[r - 1], &passed).kind, KVK_EP_READY);
+		(void)expect(raw[r - 1], KVK_EP_READY);
 	}
 	end_test();
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* This rank is at rank 0, and both have said HELLO. */
-static int enter(uint32_t rank)
-{
-	const kvk_ep_message_t hello = message(KVK_EP_HELLO, rank);
-	const int raw = connect_to(0);
-	int passed;
-
-	send_hello(raw, &hello);
-	assert_int_equal(read_message(raw, &passed).kind, KVK_EP_HELLO);
-	close(passed);
-
-	return raw;
-}
-
 KV_TEST(p6_what_one_rank_gives_up_for_all_do)
 {
 	kvk_ep_message_t m;
-	int raw, passed;
+	int raw;
 
 	start(0);
 	raw = enter(1);
 	m = message(KVK_EP_GIVE_UP, 1);
 	m.status = KV_ERR_CLOSED;
 	m.lost = 1u << 2 | 1u << 30; /* of ranks that there are not it keeps nothing */
-	send_bytes(raw, &m, sizeof m, NULL, 0);
-	assert_int_equal(read_message(raw, &passed).lost, 1u << 2);
+	send_message(raw, m);
+	assert_int_equal(expect(raw, KVK_EP_GIVE_UP).lost, 1u << 2);
 	finish(KV_ERR_CLOSED, 1u << 2, "rank 1 gives up: the session has ended");
 }
 
@@ -397,19 +364,18 @@ KV_TEST(p6_what_one_rank_gives_up_for_all_do)
 KV_TEST(p6_of_ranks_that_are_not_ready_those_that_do_not_answer_are_named)
 {
 	kvk_ep_message_t m;
-	int raw[2], passed;
+	int raw;
 
 	start(0);
-	for (uint32_t r = 1; r <= 2; r++) {
-		raw[r - 1] = enter(r);
-	}
-	assert_int_equal(read_message(raw[1], &passed).kind, KVK_EP_READY);
+	(void)enter(1);
+	raw = enter(2);
+	(void)expect(raw, KVK_EP_READY);
 	kv_test_advance(&w.env, UINT64_C(10000000000)); /* the default */
-	m = read_message(raw[1], &passed);
-	assert_true(m.kind == KVK_EP_GIVE_UP && m.status == KV_ERR_TIMEOUT && m.lost == 0);
+	m = expect(raw, KVK_EP_GIVE_UP);
+	assert_true(m.status == KV_ERR_TIMEOUT && m.lost == 0);
 	m = message(KVK_EP_GIVE_UP, 2);
 	m.status = KV_ERR_TIMEOUT;
-	send_bytes(raw[1], &m, sizeof m, NULL, 0);
+	send_message(raw, m);
 	kv_test_advance(&w.env, UINT64_C(2500000000));
 	finish(KV_ERR_TIMEOUT, 1u << 1, "not in time: rank 1");
 }
@@ -426,19 +392,17 @@ KV_TEST(p6_a_rank_that_ends_amid_the_exchange_is_named_at_once)
 KV_TEST(p1_a_descriptor_of_no_host_memory_arrives_as_it_is)
 {
 	kvk_ep_message_t m;
-	int raw[2], ends[2], passed;
+	int raw, ends[2];
 	char byte = 7;
 
 	assert_int_equal(pipe(ends), 0);
 	start(0);
 	for (uint32_t r = 1; r <= 2; r++) {
-		raw[r - 1] = connect_to(0);
+		raw = connect_to(0);
 		m = message(KVK_EP_HELLO, r);
-		send_bytes(raw[r - 1], &m, sizeof m, &ends[1], 1);
-		(void)read_message(raw[r - 1], &passed);
-		close(passed);
-		m = message(KVK_EP_READY, r);
-		send_bytes(raw[r - 1], &m, sizeof m, NULL, 0);
+		send_bytes(raw, &m, sizeof m, &ends[1], 1);
+		(void)expect(raw, KVK_EP_HELLO);
+		send_message(raw, message(KVK_EP_READY, r));
 	}
 	join_rank();
 	assert_int_equal(w.status, KV_OK);
