@@ -1,10 +1,9 @@
 /* Dispatch and combine of the twin over each kind of link, against a reference that sees all tokens and has no transport.
  * Ranks are threads. Under the seeded scheduler one of them runs at a time, and stores arrive in any order that releases
  * allow. */
+#include "ep_case.h"
+
 #include "kv/types.h"
-#include "kv_cmocka.h"
-#include "kv_test.h"
-#include "kvk/ep.h"
 
 #include <pthread.h>
 
@@ -20,14 +19,6 @@ typedef struct store {
 	size_t offset;
 	uint8_t bytes[2u * MOST_TOKENS * MOST_HIDDEN * 2u]; /* the parts of two groups */
 } store_t;
-
-/* What one rank routes in one dispatch. */
-typedef struct batch {
-	kvk_ep_tokens_t tokens;
-	kvk_bf16_t rows[MOST_TOKENS * MOST_HIDDEN], out[MOST_TOKENS * MOST_HIDDEN];
-	uint32_t experts[MOST_TOKENS * MOST_TOP_K];
-	float weights[MOST_TOKENS * MOST_TOP_K];
-} batch_t;
 
 typedef struct end {
 	uint32_t rank;
@@ -45,7 +36,7 @@ static struct {
 	kv_test_rng_t rng;
 	kv_test_env_t env;
 	end_t ends[MOST_RANKS];
-	batch_t batches[NUMBERS + 1][MOST_RANKS];
+	ep_batch_t batches[NUMBERS + 1][MOST_RANKS];
 	uint8_t *heaps[MOST_RANKS];
 	kvk_ep_link_kind_t kind;
 	/* of the seeded scheduler */
@@ -162,12 +153,6 @@ static void pause_rank(void *ctx)
 
 /* ---- what ranks do --------------------------------------------------------------------------- */
 
-/* What an expert makes of an element. */
-static kvk_bf16_t apply(uint32_t expert, kvk_bf16_t x)
-{
-	return kvk_bf16_round(kvk_bf16_to_float(x) * (1.0f + (float)expert / 8.0f) - (float)expert);
-}
-
 /* Every row is the one that its record names, and each is there once. */
 static void check_rows(const kvk_ep_rows_t *rows, uint32_t rank, uint64_t number)
 {
@@ -180,7 +165,7 @@ static void check_rows(const kvk_ep_rows_t *rows, uint32_t rank, uint64_t number
 		assert_int_equal(rows->first[e], row);
 		for (uint32_t i = 0; i < s->ranks * s->max_tokens * s->top_k; i++) {
 			const uint32_t source = i / (s->max_tokens * s->top_k), t = i / s->top_k % s->max_tokens;
-			const batch_t *batch = &w.batches[number][source];
+			const ep_batch_t *batch = &w.batches[number][source];
 			const kvk_bf16_t *x;
 
 			if (t >= batch->tokens.n || batch->experts[t * s->top_k + i % s->top_k] != expert) {
@@ -197,26 +182,12 @@ static void check_rows(const kvk_ep_rows_t *rows, uint32_t rank, uint64_t number
 	assert_int_equal(rows->first[w.plan.rank_experts], expected);
 }
 
-static void run_experts(end_t *end, const kvk_ep_rows_t *rows)
-{
-	for (uint32_t e = 0; e < w.plan.rank_experts; e++) {
-		for (uint32_t row = rows->first[e]; row < rows->first[e + 1]; row++) {
-			const kvk_bf16_t *x = kvk_ep_row(&w.plan, rows, row);
-
-			for (uint32_t h = 0; h < w.plan.shape.hidden; h++) {
-				end->outputs[row * w.plan.shape.hidden + h] =
-					apply(end->rank * w.plan.rank_experts + e, x[h]);
-			}
-		}
-	}
-}
-
 /* A half of a number; the next one in this order: with two in flight as DBO has them. */
 enum { SEND, RECV, SEND_BACK, RECV_BACK };
 static kv_status_t call_half(end_t *end, int half, uint64_t number)
 {
 	const uint64_t deadline = atomic_load(&w.env.now_ns) + (w.scheduled ? 8u : UINT64_C(1) << 62);
-	batch_t *batch = &w.batches[number][end->rank];
+	ep_batch_t *batch = &w.batches[number][end->rank];
 	kvk_ep_rows_t rows;
 	uint64_t given = 0;
 	kv_status_t status;
@@ -234,7 +205,7 @@ static kv_status_t call_half(end_t *end, int half, uint64_t number)
 		status = kvk_ep_dispatch_recv(end->ep, number, deadline, &rows);
 		if (status == KV_OK) {
 			check_rows(&rows, end->rank, number);
-			run_experts(end, &rows);
+			ep_run_experts(&w.plan, end->rank, &rows, end->outputs);
 		}
 		return status;
 	case SEND_BACK:
@@ -293,32 +264,6 @@ static uint32_t pick(uint32_t from, uint32_t to)
 	return from + (uint32_t)kv_test_below(&w.rng, to - from + 1u);
 }
 
-/* Routing: random, all to one expert, to the rank's own, to nobody, or mixed. */
-static void fill_batch(batch_t *batch, uint32_t rank)
-{
-	const kvk_ep_shape_t *s = &w.plan.shape;
-	const uint32_t kind = pick(0, 4), hot = pick(0, s->experts - 1u);
-
-	batch->tokens = (kvk_ep_tokens_t){.n = pick(0, 3) ? pick(0, s->max_tokens) : 0,
-					  .rows = batch->rows,
-					  .experts = batch->experts,
-					  .weights = batch->weights};
-	for (uint32_t i = 0; i < s->max_tokens * s->hidden; i++) {
-		batch->rows[i] = kvk_bf16_round((float)pick(0, 4000) / 16.0f - 100.0f);
-	}
-	for (uint32_t i = 0; i < s->max_tokens * s->top_k; i++) {
-		const uint32_t own = rank * w.plan.rank_experts + pick(0, w.plan.rank_experts - 1u);
-		const uint32_t choices[] = {pick(0, s->experts - 1u), hot, own, KVK_EP_NO_EXPERT};
-
-		batch->experts[i] = choices[kind < 4 ? kind : pick(0, 3)];
-		batch->weights[i] = (float)pick(0, 1000) / 1000.0f;
-		for (uint32_t k = 1; k <= i % s->top_k; k++) { /* a token has an expert once */
-			batch->experts[i] =
-				batch->experts[i - k] == batch->experts[i] ? KVK_EP_NO_EXPERT : batch->experts[i];
-		}
-	}
-}
-
 static kvk_ep_shape_t draw_shape(void)
 {
 	const uint32_t ranks = 1u << pick(0, 2), groups = ranks * pick(1, 2), experts = groups * pick(1, 3);
@@ -337,9 +282,7 @@ static void open_ranks(void)
 	const kvk_ep_shape_t *s = &w.plan.shape;
 
 	for (uint32_t r = 0; r < s->ranks; r++) {
-		w.heaps[r] = aligned_alloc(64, w.plan.heap_bytes);
-		assert_non_null(w.heaps[r]);
-		memset(w.heaps[r], 0, w.plan.heap_bytes);
+		w.heaps[r] = ep_alloc(w.plan.heap_bytes);
 		pthread_cond_init(&w.changed[r], NULL);
 	}
 	pthread_cond_init(&w.changed[s->ranks], NULL);
@@ -369,7 +312,8 @@ static void start(const kvk_ep_shape_t *shape, int scheduled)
 	}
 	for (uint32_t n = 1; n <= NUMBERS; n++) {
 		for (uint32_t r = 0; r < shape->ranks; r++) {
-			fill_batch(&w.batches[n][r], r);
+			ep_batch_open(&w.batches[n][r], &w.plan);
+			ep_batch_draw(&w.batches[n][r], &w.plan, &w.rng, r, (ep_routing_t)pick(0, EP_ROUTINGS - 1u));
 		}
 	}
 	open_ranks();
@@ -401,6 +345,9 @@ static void stop(void)
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
 		kvk_ep_close(w.ends[r].ep);
 		free(w.heaps[r]);
+		for (uint32_t n = 1; n <= NUMBERS; n++) {
+			ep_batch_close(&w.batches[n][r]);
+		}
 	}
 	free(w.stores);
 	assert_int_equal(kv_test_env_live(&w.env), 0);
@@ -411,7 +358,7 @@ static void stop(void)
 /* ---- the reference --------------------------------------------------------------------------- */
 
 /* As kvk/ep.h states it. */
-static void reference(const batch_t *batch, uint32_t token, kvk_bf16_t *out)
+static void reference(const ep_batch_t *batch, uint32_t token, kvk_bf16_t *out)
 {
 	const kvk_ep_shape_t *s = &w.plan.shape;
 
@@ -427,7 +374,7 @@ static void reference(const batch_t *batch, uint32_t token, kvk_bf16_t *out)
 
 				if (expert != KVK_EP_NO_EXPERT && expert / w.plan.group_experts == g) {
 					const float y =
-						kvk_bf16_to_float(apply(expert, batch->rows[token * s->hidden + h]));
+						kvk_bf16_to_float(ep_apply(expert, batch->rows[token * s->hidden + h]));
 					const float term = batch->weights[token * s->top_k + k] * y;
 
 					part = part + term;
@@ -441,7 +388,7 @@ static void reference(const batch_t *batch, uint32_t token, kvk_bf16_t *out)
 }
 
 /* What a token costs on the way there (of: ranks) or back (of: groups), and what stays on its own rank. */
-static uint64_t count_remote(const batch_t *batch, uint32_t rank, uint32_t experts_each)
+static uint64_t count_remote(const ep_batch_t *batch, uint32_t rank, uint32_t experts_each)
 {
 	const kvk_ep_shape_t *s = &w.plan.shape;
 	uint64_t found = 0;
@@ -480,7 +427,7 @@ static void check_answers(void)
 		put += w.ends[r].put;
 		fetched += w.ends[r].fetched;
 		for (uint32_t n = 1; n <= NUMBERS; n++) {
-			const batch_t *batch = &w.batches[n][r];
+			const ep_batch_t *batch = &w.batches[n][r];
 
 			there += count_remote(batch, r, w.plan.rank_experts);
 			back += count_remote(batch, r, w.plan.group_experts);

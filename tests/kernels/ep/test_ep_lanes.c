@@ -1,5 +1,6 @@
 /* Dispatch and combine by the GPU's kernels, which the CPU runs thread by thread (lanes.h), against the twin, over each
  * kind of link: index, sums and bytes sent. Memory of the device stands for host memory that ranks share. */
+#include "ep_case.h"
 #include "ep_driver.h"
 
 #include "ep/heap.h"
@@ -12,16 +13,6 @@ void lanes_seed(uint64_t seed);
 extern uint64_t lanes_clock;
 extern void (*lanes_look_at_clock)(void);
 
-enum { RANDOM, SKEWED, ONE_HOT, LOCAL, SPARSE, ROUTINGS };
-
-/* What one rank routes in one dispatch, and what comes back. */
-typedef struct batch {
-	kvk_ep_tokens_t tokens;
-	kvk_bf16_t *rows, *out, *twin_out;
-	uint32_t *experts;
-	float *weights;
-} batch_t;
-
 static struct {
 	kv_test_rng_t rng;
 	kvk_ep_plan_t plan;
@@ -32,18 +23,14 @@ static struct {
 	uint64_t pace;
 	kvk_ep_gpu_t *eps[MOST_RANKS];
 	kvk_ep_rank_t *twins[MOST_RANKS];
-	batch_t batches[SLOTS][MOST_RANKS];
+	ep_batch_t batches[SLOTS][MOST_RANKS];
+	kvk_bf16_t *twin_out;
 	kvk_bf16_t *outputs;
 } w;
 
 static uint32_t below(uint32_t n)
 {
 	return (uint32_t)kv_test_below(&w.rng, n);
-}
-
-static void *take_memory(size_t bytes)
-{
-	return aligned_alloc(64, (bytes + 64) / 64 * 64);
 }
 
 static void open_group(const kvk_ep_shape_t *s, uint32_t sms, uint64_t timeout_us)
@@ -54,11 +41,11 @@ static void open_group(const kvk_ep_shape_t *s, uint32_t sms, uint64_t timeout_u
 	for (uint32_t r = 0; r < s->ranks; r++) {
 		w.heaps[r] = gpu_rig_alloc(w.plan.heap_bytes);
 		memset((void *)(uintptr_t)w.heaps[r], 0, w.plan.heap_bytes);
-		w.twin_heaps[r] = take_memory(w.plan.heap_bytes);
-		memset(w.twin_heaps[r], 0, w.plan.heap_bytes);
+		w.twin_heaps[r] = ep_alloc(w.plan.heap_bytes);
 	}
 	w.link = kvk_ep_link_of(w.kind, w.twin_heaps);
-	w.outputs = take_memory(w.plan.max_rows * w.plan.row_bytes);
+	w.outputs = ep_alloc(w.plan.max_rows * w.plan.row_bytes);
+	w.twin_out = ep_alloc(s->max_tokens * w.plan.row_bytes);
 	for (uint32_t r = 0; r < s->ranks; r++) {
 		const kvk_ep_gpu_config_t config = {.gpu = gpu,
 						    .plan = &w.plan,
@@ -73,13 +60,7 @@ static void open_group(const kvk_ep_shape_t *s, uint32_t sms, uint64_t timeout_u
 		assert_int_equal(kvk_ep_gpu_open(&config, &w.eps[r]), KV_OK);
 		assert_int_equal(kvk_ep_open(&kv_env_posix, &w.plan, r, w.twin_heaps[r], &w.link, &w.twins[r]), KV_OK);
 		for (uint32_t slot = 0; slot < SLOTS; slot++) {
-			batch_t *b = &w.batches[slot][r];
-
-			b->rows = take_memory(s->max_tokens * w.plan.row_bytes);
-			b->out = take_memory(s->max_tokens * w.plan.row_bytes);
-			b->twin_out = take_memory(s->max_tokens * w.plan.row_bytes);
-			b->experts = take_memory((size_t)s->max_tokens * s->top_k * sizeof *b->experts);
-			b->weights = take_memory((size_t)s->max_tokens * s->top_k * sizeof *b->weights);
+			ep_batch_open(&w.batches[slot][r], &w.plan);
 		}
 	}
 }
@@ -92,89 +73,25 @@ static void close_group(void)
 		gpu_rig_free(w.heaps[r]);
 		free(w.twin_heaps[r]);
 		for (uint32_t slot = 0; slot < SLOTS; slot++) {
-			const batch_t *b = &w.batches[slot][r];
-
-			free(b->rows), free(b->out), free(b->twin_out), free(b->experts), free(b->weights);
+			ep_batch_close(&w.batches[slot][r]);
 		}
 	}
 	free(w.outputs);
+	free(w.twin_out);
 	gpu_rig_fini(&rig_);
-}
-
-/* ---- what is routed -------------------------------------------------------------------------- */
-
-static void draw_experts(uint32_t rank, uint32_t *experts, int routing)
-{
-	const kvk_ep_shape_t *s = &w.plan.shape;
-	const int local = routing == LOCAL && s->top_k <= w.plan.rank_experts;
-	const uint32_t first = local ? rank * w.plan.rank_experts : 0, n = local ? w.plan.rank_experts : s->experts;
-
-	for (uint32_t k = 0; k < s->top_k; k++) {
-		uint32_t e = below(n), before = 0;
-
-		if (routing == SKEWED) {
-			const uint32_t other = below(n);
-
-			e = other < e ? other : e;
-		}
-		for (e = routing == ONE_HOT ? k : e; before < k; before++) {
-			if (experts[before] == first + e) {
-				e = (e + 1) % n;
-				before = UINT32_MAX; /* from the first one again */
-			}
-		}
-		experts[k] = first + e;
-	}
-	for (uint32_t k = 0; k < s->top_k && routing == SPARSE; k++) {
-		experts[k] = below(2) ? KVK_EP_NO_EXPERT : experts[k];
-	}
-}
-
-static void draw_batch(batch_t *b, uint32_t rank, int routing)
-{
-	const kvk_ep_shape_t *s = &w.plan.shape;
-	const uint32_t n = below(5) == 0 ? 0 : below(4) == 0 ? s->max_tokens : 1 + below(s->max_tokens);
-
-	for (size_t i = 0; i < (size_t)n * s->hidden; i++) {
-		b->rows[i] = kvk_bf16_round((float)below(4001) / 1000.0f - 2.0f);
-	}
-	for (size_t i = 0; i < (size_t)n * s->top_k; i++) {
-		b->weights[i] = (float)below(1000) / (below(3) ? 1000.0f : 0.001f);
-	}
-	for (uint32_t t = 0; t < n; t++) {
-		draw_experts(rank, b->experts + (size_t)t * s->top_k, routing);
-	}
-	b->tokens = (kvk_ep_tokens_t){.n = n, .rows = b->rows, .experts = b->experts, .weights = b->weights};
-}
-
-/* What the experts make of the rows. Large terms cancel each other: the order of a sum shows in BF16. */
-static void run_experts(uint32_t rank, const kvk_ep_rows_t *rows)
-{
-	for (uint32_t e = 0; e < w.plan.rank_experts; e++) {
-		const float factor = (float)((rank * w.plan.rank_experts + e) % 5u) - 2.25f;
-
-		for (uint32_t i = rows->first[e]; i < rows->first[e + 1]; i++) {
-			const kvk_bf16_t *x = kvk_ep_row(&w.plan, rows, i);
-
-			for (uint32_t h = 0; h < w.plan.shape.hidden; h++) {
-				w.outputs[(size_t)i * w.plan.shape.hidden + h] =
-					kvk_bf16_round(kvk_bf16_to_float(x[h]) * factor);
-			}
-		}
-	}
 }
 
 /* ---- a number -------------------------------------------------------------------------------- */
 
 static void send_all(uint32_t slot, uint64_t number)
 {
-	const int routing = (int)below(ROUTINGS);
+	const ep_routing_t routing = (ep_routing_t)below(EP_ROUTINGS);
 	uint64_t sent, twin_sent;
 
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
-		batch_t *b = &w.batches[slot][r];
+		ep_batch_t *b = &w.batches[slot][r];
 
-		draw_batch(b, r, routing);
+		ep_batch_draw(b, &w.plan, &w.rng, r, routing);
 		assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[r], &b->tokens, NULL, &sent), KV_OK);
 		assert_int_equal(kvk_ep_dispatch_send(w.twins[r], &b->tokens, &twin_sent), KV_OK);
 		assert_true(sent == number && twin_sent == number);
@@ -197,10 +114,10 @@ static void receive_and_return(uint32_t r, uint64_t number)
 			       .own_first = gpu.own_first};
 	assert_memory_equal(seen.first, rows.first, (w.plan.rank_experts + 1u) * sizeof *rows.first);
 	assert_memory_equal(seen.record, rows.record, rows.n * sizeof *rows.record);
-	run_experts(r, &rows);
+	ep_run_experts(&w.plan, r, &rows, w.outputs);
 	assert_int_equal(kvk_ep_combine_send(w.twins[r], number, w.outputs), KV_OK);
 	memset(w.outputs, 0xee, w.plan.max_rows * w.plan.row_bytes);
-	run_experts(r, &seen);
+	ep_run_experts(&w.plan, r, &seen, w.outputs);
 	assert_int_equal(kvk_ep_gpu_reduce(w.eps[r], number, (uintptr_t)w.outputs, NULL), KV_OK);
 	assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], number, NULL), KV_OK);
 }
@@ -211,11 +128,11 @@ static void end_number(uint32_t slot, uint64_t number)
 		receive_and_return(r, number);
 	}
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
-		const batch_t *b = &w.batches[slot][r];
+		const ep_batch_t *b = &w.batches[slot][r];
 
 		assert_int_equal(kvk_ep_gpu_combine_recv(w.eps[r], number, (uintptr_t)b->out, NULL), KV_OK);
-		assert_int_equal(kvk_ep_combine_recv(w.twins[r], number, 0, b->twin_out), KV_OK);
-		assert_memory_equal(b->out, b->twin_out, b->tokens.n * w.plan.row_bytes);
+		assert_int_equal(kvk_ep_combine_recv(w.twins[r], number, 0, w.twin_out), KV_OK);
+		assert_memory_equal(b->out, w.twin_out, b->tokens.n * w.plan.row_bytes);
 	}
 }
 
@@ -292,14 +209,14 @@ KV_TEST(p5_stores_to_host_memory_keep_their_pace)
 	w.rng.state = kv_test_seed();
 	for (int i = 0; i < 4; i++) {
 		const int is_paced = i == 3; /* over the other link, and without a pace, none looks at the clock */
-		batch_t *b = &w.batches[0][0];
+		ep_batch_t *b = &w.batches[0][0];
 		uint64_t number, start;
 
 		w.kind = i > 1 ? KVK_EP_HOST_KERNELS : KVK_EP_PEER;
 		w.pace = i % 2 ? UINT64_C(2000000) : 0;
 		open_group(&s, 1, 0);
 		do {
-			draw_batch(b, 0, RANDOM);
+			ep_batch_draw(b, &w.plan, &w.rng, 0, EP_RANDOM);
 		} while (b->tokens.n != rows);
 		for (uint32_t t = 0; t < rows; t++) {
 			b->experts[t] = 4 + t % 4;
@@ -329,10 +246,10 @@ KV_TEST_BETWEEN(p10_an_expert_that_there_is_not_is_counted, (void)0, close_group
 	w.rng.state = kv_test_seed();
 	open_group(&s, 2, 0);
 	for (uint32_t r = 0; r < 2; r++) {
-		batch_t *b = &w.batches[0][r];
+		ep_batch_t *b = &w.batches[0][r];
 
 		do {
-			draw_batch(b, r, RANDOM);
+			ep_batch_draw(b, &w.plan, &w.rng, r, EP_RANDOM);
 		} while (b->tokens.n < 2);
 		b->experts[1] = 6;
 		b->experts[2] = KVK_EP_NO_EXPERT - 1;
@@ -358,7 +275,7 @@ static void lose_rank(kvk_ep_link_kind_t kind)
 	w.kind = kind;
 	open_group(&s, 2, 1000);
 	for (uint32_t r = 0; r < 3; r++) {
-		draw_batch(&w.batches[0][r], r, RANDOM);
+		ep_batch_draw(&w.batches[0][r], &w.plan, &w.rng, r, EP_RANDOM);
 		assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[r], &w.batches[0][r].tokens, NULL, &number), KV_OK);
 	}
 	for (uint32_t r = 0; r < 3; r++) {
@@ -408,7 +325,7 @@ KV_TEST_BETWEEN(p6_a_rank_that_stood_still_names_nobody_who_has_come, (void)0, c
 
 	w.rng.state = kv_test_seed();
 	open_group(&s, 2, 1000);
-	draw_batch(&w.batches[0][0], 0, RANDOM);
+	ep_batch_draw(&w.batches[0][0], &w.plan, &w.rng, 0, EP_RANDOM);
 	assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[0], &w.batches[0][0].tokens, NULL, &number), KV_OK);
 	looks = 0;
 	lanes_look_at_clock = stand_still;

@@ -2,9 +2,9 @@
  * answer, and one that dies or stands still anywhere is named by all others.
  *
  * The clock is a word of shared memory that the test moves, and only when no rank has anything left to do. */
+#include "ep_case.h"
+
 #include "kv/types.h"
-#include "kv_cmocka.h"
-#include "kv_test.h"
 
 #include "kvk/ep_group.h"
 
@@ -23,13 +23,6 @@
 #define DEADLINE   UINT64_C(1000000000)
 #define START      UINT64_C(1000000000)
 #define NOBODY     MOST_RANKS
-
-typedef struct batch {
-	kvk_ep_tokens_t tokens;
-	kvk_bf16_t rows[TOKENS * HIDDEN];
-	uint32_t experts[TOKENS * TOP_K];
-	float weights[TOKENS * TOP_K];
-} batch_t;
 
 typedef struct answer {
 	kvk_bf16_t rows[NUMBERS][TOKENS * HIDDEN];
@@ -54,7 +47,7 @@ static struct {
 	kvk_ep_plan_t plan;
 	kvk_ep_link_kind_t kind;
 	char directory[96];
-	batch_t batches[NUMBERS][MOST_RANKS];
+	ep_batch_t batches[NUMBERS][MOST_RANKS];
 	answer_t expected[MOST_RANKS];
 	/* of the process */
 	uint32_t rank, victim;
@@ -102,20 +95,6 @@ static void release(void *ctx, uint32_t rank, size_t offset, uint64_t value)
 	w.link.release(ctx, rank, offset, value);
 }
 
-static void run_experts(uint32_t rank, const kvk_ep_rows_t *rows, kvk_bf16_t *outputs)
-{
-	for (uint32_t e = 0; e < w.plan.rank_experts; e++) {
-		for (uint32_t i = rows->first[e]; i < rows->first[e + 1]; i++) {
-			const float factor = (float)(rank * w.plan.rank_experts + e) - 2.5f;
-
-			for (uint32_t h = 0; h < HIDDEN; h++) {
-				outputs[i * HIDDEN + h] =
-					kvk_bf16_round(kvk_bf16_to_float(kvk_ep_row(&w.plan, rows, i)[h]) * factor);
-			}
-		}
-	}
-}
-
 static kv_status_t run_number(kvk_ep_rank_t *ep, uint32_t rank, uint64_t number, answer_t *answer)
 {
 	static kvk_bf16_t outputs[MOST_RANKS * TOKENS * TOP_K * HIDDEN];
@@ -130,7 +109,7 @@ static kv_status_t run_number(kvk_ep_rank_t *ep, uint32_t rank, uint64_t number,
 	}
 	if (status == KV_OK) {
 		step();
-		run_experts(rank, &rows, outputs);
+		ep_run_experts(&w.plan, rank, &rows, outputs);
 		status = kvk_ep_combine_send(ep, number, outputs);
 	}
 	if (status == KV_OK) {
@@ -254,19 +233,9 @@ static void draw_batches(kv_test_rng_t *rng)
 {
 	for (uint32_t n = 0; n < NUMBERS; n++) {
 		for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
-			batch_t *b = &w.batches[n][r];
-
-			for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) {
-				b->rows[i] = kvk_bf16_round((float)kv_test_below(rng, 4001) / 1000.0f - 2.0f);
-			}
-			for (uint32_t i = 0; i < TOKENS * TOP_K; i++) { /* each once a token: one of its third */
-				const uint32_t third = w.plan.shape.experts / TOP_K;
-
-				b->experts[i] = i % TOP_K * third + (uint32_t)kv_test_below(rng, third);
-				b->weights[i] = (float)kv_test_below(rng, 1000) / 1000.0f;
-			}
-			b->tokens = (kvk_ep_tokens_t){
-				.n = TOKENS - n, .rows = b->rows, .experts = b->experts, .weights = b->weights};
+			ep_batch_open(&w.batches[n][r], &w.plan);
+			ep_batch_draw(&w.batches[n][r], &w.plan, rng, r, EP_RANDOM);
+			w.batches[n][r].tokens.n = TOKENS - n;
 		}
 	}
 }
@@ -279,7 +248,7 @@ static void run_half(kvk_ep_rank_t **eps, uint64_t number)
 		kvk_ep_rows_t rows;
 
 		assert_int_equal(kvk_ep_dispatch_recv(eps[r], number, 0, &rows), KV_OK);
-		run_experts(r, &rows, outputs);
+		ep_run_experts(&w.plan, r, &rows, outputs);
 		assert_int_equal(kvk_ep_combine_send(eps[r], number, outputs), KV_OK);
 	}
 }
@@ -295,9 +264,7 @@ static void run_reference(void)
 
 	memset(w.expected, 0, sizeof w.expected);
 	for (uint32_t r = 0; r < ranks; r++) {
-		heaps[r] = aligned_alloc(64, w.plan.heap_bytes);
-		assert_non_null(heaps[r]);
-		memset(heaps[r], 0, w.plan.heap_bytes);
+		heaps[r] = ep_alloc(w.plan.heap_bytes);
 		assert_int_equal(kvk_ep_open(&kv_env_posix, &w.plan, r, heaps[r], &link, &eps[r]), KV_OK);
 	}
 	for (uint64_t n = 1; n <= NUMBERS; n++) {
@@ -333,6 +300,9 @@ static void begin(uint32_t ranks)
 
 static void end_test(void)
 {
+	for (uint32_t i = 0; i < NUMBERS * w.plan.shape.ranks; i++) {
+		ep_batch_close(&w.batches[i % NUMBERS][i / NUMBERS]);
+	}
 	kv_test_dir_remove(w.directory);
 	munmap(w.board, sizeof *w.board);
 }
