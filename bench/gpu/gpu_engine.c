@@ -31,6 +31,171 @@ static uint8_t *bounce;
 static kvk_cu_ptr_t bounce_at;
 static int device;
 
+/* ---- memory: of the device, of the fake driver's device (ENGINE_FAKE), or the host's ---------- */
+
+#define PINNED 3u /* portable, mapped */
+
+static const kvk_cuda_ops_t *find_driver(void)
+{
+#ifdef ENGINE_FAKE
+	fake_cuda_start(&(fake_cuda_config_t){.seed = 1, .lazy = 1, .major = 9});
+
+	return fake_cuda_ops();
+#else
+	const char *why;
+	const kvk_cuda_ops_t *found = kvk_cuda_load(&why);
+
+	if (!found) {
+		printf("gpu: %s\n", why);
+	}
+
+	return found;
+#endif
+}
+
+int memory_open(int host)
+{
+	int count = 0;
+
+	if (host) {
+		return 0;
+	}
+	cuda = find_driver();
+	if (!cuda || cuda->init(0) != 0 || cuda->device_count(&count) != 0 || count == 0) {
+		printf("# SKIP: there is no device\n");
+		return 77;
+	}
+	if (cuda->device_get(&device, 0) != 0 || cuda->context_retain(&context, device) != 0 ||
+	    cuda->context_push(context) != 0 || cuda->stream_create(&stream, 1, 0) != 0 ||
+	    cuda->event_create(&event, 2) != 0) {
+		printf("gpu: the device cannot be used\n");
+		return 4;
+	}
+
+	return 0;
+}
+
+void memory_close(void)
+{
+	kvk_cu_context_t popped;
+
+	if (!cuda) {
+		free(bounce);
+		bounce = NULL;
+		return;
+	}
+	if (bounce) {
+		cuda->host_free(bounce);
+	}
+	cuda->event_destroy(event);
+	cuda->stream_destroy(stream);
+	cuda->context_pop(&popped);
+	cuda->context_release(device);
+}
+
+/* NULL: refused. */
+static uint8_t *memory_take(size_t bytes)
+{
+	kvk_cu_ptr_t at = 0;
+
+	if (!cuda) {
+		return bench_memory(bytes);
+	}
+
+	return cuda->mem_alloc(&at, bytes) == 0 ? (uint8_t *)(uintptr_t)at : NULL;
+}
+
+static void memory_give(uint8_t *memory)
+{
+	if (cuda) {
+		cuda->mem_free((kvk_cu_ptr_t)(uintptr_t)memory);
+	} else {
+		free(memory);
+	}
+}
+
+/* The engine's own host memory that copies go through: one of them. */
+static uint8_t *memory_bounce(size_t bytes)
+{
+	void *base = NULL;
+
+	if (!cuda) {
+		bounce = malloc(bytes);
+	} else if (cuda->host_alloc(&base, bytes, PINNED) == 0 && cuda->host_pointer(&bounce_at, base, 0) == 0) {
+		bounce = base;
+	}
+
+	return bounce;
+}
+
+void memory_write(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+	if (cuda) {
+		cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)to, bounce_at + (kvk_cu_ptr_t)(from - bounce), bytes, stream);
+	} else {
+		memcpy(to, from, bytes);
+	}
+}
+
+static void memory_read(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+	if (cuda) {
+		cuda->copy_async(bounce_at + (kvk_cu_ptr_t)(to - bounce), (kvk_cu_ptr_t)(uintptr_t)from, bytes, stream);
+	} else {
+		memcpy(to, from, bytes);
+	}
+}
+
+void memory_settle(void)
+{
+	if (cuda) {
+		cuda->event_record(event, stream);
+		cuda->event_wait(event);
+	}
+}
+
+const kvk_cuda_ops_t *memory_cuda(void)
+{
+	return cuda;
+}
+
+const char *memory_device(void)
+{
+	static kvk_device_info_t info;
+	uint32_t n = 0;
+
+	if (!cuda) {
+		return "fake-0";
+	}
+
+	return kvk_device_list(cuda, &info, 1, &n) == KV_OK && n > 0 && info.uuid[0] ? info.uuid : NULL;
+}
+
+uint64_t memory_free_bytes(int host)
+{
+	uint64_t bytes = 0;
+#ifdef ENGINE_FAKE
+	(void)host;
+#else
+	int (*get_info)(size_t * p_free, size_t * p_total) = NULL;
+	size_t free_bytes = 0, total = 0;
+	void *library, *found;
+
+	if (host || memory_open(0) != 0) {
+		return 0;
+	}
+	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	found = library ? dlsym(library, "cuMemGetInfo_v2") : NULL;
+	memcpy(&get_info, &found, sizeof found);
+	if (get_info && get_info(&free_bytes, &total) == 0) {
+		bytes = free_bytes;
+	}
+	memory_close();
+#endif
+
+	return bytes;
+}
+
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static void describe(engine_t *e)
@@ -203,7 +368,8 @@ kvc_status_t engine_keys(engine_t *e, uint64_t chain, kvc_key_t *keys)
 	return status;
 }
 
-uint8_t *engine_piece(const engine_t *e, uint32_t id, uint32_t layer)
+/* Where a block's part of a layer lies. */
+static uint8_t *engine_piece(const engine_t *e, uint32_t id, uint32_t layer)
 {
 	return (uint8_t *)e->base[layer] + (size_t)id * e->piece;
 }
@@ -363,167 +529,4 @@ int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids
 	engine_end(e);
 
 	return 1;
-}
-
-/* ---- memory: of the device, of the fake driver's device (ENGINE_FAKE), or the host's ---------- */
-
-#define PINNED 3u /* portable, mapped */
-
-static const kvk_cuda_ops_t *find_driver(void)
-{
-#ifdef ENGINE_FAKE
-	fake_cuda_start(&(fake_cuda_config_t){.seed = 1, .lazy = 1, .major = 9});
-
-	return fake_cuda_ops();
-#else
-	const char *why;
-	const kvk_cuda_ops_t *found = kvk_cuda_load(&why);
-
-	if (!found) {
-		printf("gpu: %s\n", why);
-	}
-
-	return found;
-#endif
-}
-
-int memory_open(int host)
-{
-	int count = 0;
-
-	if (host) {
-		return 0;
-	}
-	cuda = find_driver();
-	if (!cuda || cuda->init(0) != 0 || cuda->device_count(&count) != 0 || count == 0) {
-		printf("# SKIP: there is no device\n");
-		return 77;
-	}
-	if (cuda->device_get(&device, 0) != 0 || cuda->context_retain(&context, device) != 0 ||
-	    cuda->context_push(context) != 0 || cuda->stream_create(&stream, 1, 0) != 0 ||
-	    cuda->event_create(&event, 2) != 0) {
-		printf("gpu: the device cannot be used\n");
-		return 4;
-	}
-
-	return 0;
-}
-
-void memory_close(void)
-{
-	kvk_cu_context_t popped;
-
-	if (!cuda) {
-		free(bounce);
-		bounce = NULL;
-		return;
-	}
-	if (bounce) {
-		cuda->host_free(bounce);
-	}
-	cuda->event_destroy(event);
-	cuda->stream_destroy(stream);
-	cuda->context_pop(&popped);
-	cuda->context_release(device);
-}
-
-uint8_t *memory_take(size_t bytes)
-{
-	kvk_cu_ptr_t at = 0;
-
-	if (!cuda) {
-		return bench_memory(bytes);
-	}
-
-	return cuda->mem_alloc(&at, bytes) == 0 ? (uint8_t *)(uintptr_t)at : NULL;
-}
-
-void memory_give(uint8_t *memory)
-{
-	if (cuda) {
-		cuda->mem_free((kvk_cu_ptr_t)(uintptr_t)memory);
-	} else {
-		free(memory);
-	}
-}
-
-uint8_t *memory_bounce(size_t bytes)
-{
-	void *base = NULL;
-
-	if (!cuda) {
-		bounce = malloc(bytes);
-	} else if (cuda->host_alloc(&base, bytes, PINNED) == 0 && cuda->host_pointer(&bounce_at, base, 0) == 0) {
-		bounce = base;
-	}
-
-	return bounce;
-}
-
-void memory_write(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-	if (cuda) {
-		cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)to, bounce_at + (kvk_cu_ptr_t)(from - bounce), bytes, stream);
-	} else {
-		memcpy(to, from, bytes);
-	}
-}
-
-void memory_read(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-	if (cuda) {
-		cuda->copy_async(bounce_at + (kvk_cu_ptr_t)(to - bounce), (kvk_cu_ptr_t)(uintptr_t)from, bytes, stream);
-	} else {
-		memcpy(to, from, bytes);
-	}
-}
-
-void memory_settle(void)
-{
-	if (cuda) {
-		cuda->event_record(event, stream);
-		cuda->event_wait(event);
-	}
-}
-
-const kvk_cuda_ops_t *memory_cuda(void)
-{
-	return cuda;
-}
-
-const char *memory_device(void)
-{
-	static kvk_device_info_t info;
-	uint32_t n = 0;
-
-	if (!cuda) {
-		return "fake-0";
-	}
-
-	return kvk_device_list(cuda, &info, 1, &n) == KV_OK && n > 0 && info.uuid[0] ? info.uuid : NULL;
-}
-
-uint64_t memory_free_bytes(int host)
-{
-	uint64_t bytes = 0;
-#ifdef ENGINE_FAKE
-	(void)host;
-#else
-	int (*get_info)(size_t * p_free, size_t * p_total) = NULL;
-	size_t free_bytes = 0, total = 0;
-	void *library, *found;
-
-	if (host || memory_open(0) != 0) {
-		return 0;
-	}
-	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	found = library ? dlsym(library, "cuMemGetInfo_v2") : NULL;
-	memcpy(&get_info, &found, sizeof found);
-	if (get_info && get_info(&free_bytes, &total) == 0) {
-		bytes = free_bytes;
-	}
-	memory_close();
-#endif
-
-	return bytes;
 }

@@ -76,8 +76,6 @@ kvc_space_t *engine_space(engine_t *e);
 /* Keys of prompt number `chain` in that space, `length` of them. UNREACHABLE: there is none. */
 kvc_status_t engine_keys(engine_t *e, uint64_t chain, kvc_key_t *keys);
 
-/* Where a block's part of a layer lies. */
-uint8_t *engine_piece(const engine_t *e, uint32_t id, uint32_t layer);
 /* A block of the cache gets the bytes of a seed; does it hold them? */
 void engine_write(engine_t *e, uint32_t id, uint64_t seed);
 int engine_holds(engine_t *e, uint32_t id, uint64_t seed);
@@ -99,14 +97,8 @@ void engine_end(engine_t *e);
 
 int memory_open(int host); /* 0: there; 77: no device, which is said; 4: it cannot be used */
 void memory_close(void);
-/* NULL: refused. */
-uint8_t *memory_take(size_t bytes);
-void memory_give(uint8_t *memory);
-/* The engine's own host memory that copies go through: one of them. */
-uint8_t *memory_bounce(size_t bytes);
-/* Enqueue a copy to the engine's stream; memory_settle() waits for all of them. */
+/* Enqueue a copy of the engine's own host memory to its stream; memory_settle() waits for all of them. */
 void memory_write(uint8_t *to, const uint8_t *bounce, size_t bytes);
-void memory_read(uint8_t *bounce, const uint8_t *from, size_t bytes);
 void memory_settle(void);
 /* The driver; NULL: the cache is in host memory. */
 const kvk_cuda_ops_t *memory_cuda(void);
