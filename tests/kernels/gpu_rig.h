@@ -33,8 +33,8 @@ void gpu_rig_end(kvk_gpu_job_t *job);
 /* Submits a copy that must be taken and must end well. */
 void gpu_rig_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy);
 
-/* Memory of the device, which the host sees at the same address, and pinned memory, of which there may be too little:
- * in the driver's context. */
+/* Memory of the device, which the host sees at the same address, and pinned memory (0: there is too little), in the
+ * driver's context. */
 kvk_cu_ptr_t gpu_rig_alloc(size_t bytes);
 void gpu_rig_free(kvk_cu_ptr_t memory);
 int gpu_rig_alloc_pinned(size_t bytes, void **p_base);
