@@ -1,6 +1,8 @@
 /* Random caches and pools for the tests of the GPU copies. */
 #include "gpu_rig.h"
 
+#include "draw.h"
+
 #include "kvk/device.h"
 
 #include <unistd.h>
@@ -14,33 +16,6 @@ kvk_paged_kind_t gpu_case_kind(int round)
 	return kinds[(size_t)round % KV_COUNT_OF(kinds)];
 }
 
-/* Valid layouts of every kind, small. */
-static kvk_layout_t draw_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind)
-{
-	static const uint32_t dims[] = {1, 3, 16, 40, 64, 80, 128};
-	kvk_layout_t l = {.layers = (uint32_t)kv_test_below(rng, 5) + 1,
-			  .block_tokens = (uint32_t)kv_test_below(rng, 20) + 1,
-			  .dtype = (kvk_dtype_t)kv_test_below(rng, KVK_DTYPE_COUNT)};
-
-	if (kind == KVK_PAGED_OPAQUE) {
-		l.heads = 1;
-		l.inner = KVK_INNER_OPAQUE;
-		l.page_bytes = (uint32_t)kv_test_below(rng, 50000) + 1;
-		l.page_bytes = kv_test_below(rng, 2) ? (l.page_bytes + 255) / 256 * 256 : l.page_bytes;
-		return l;
-	}
-	l.heads = (uint32_t)kv_test_below(rng, 6) + 1;
-	l.inner = (kvk_inner_t)kv_test_below(rng, 2);
-	l.k_dim = dims[kv_test_below(rng, KV_COUNT_OF(dims))];
-	l.v_dim = kv_test_below(rng, 3) ? l.k_dim : dims[kv_test_below(rng, KV_COUNT_OF(dims))];
-	if (kv_test_below(rng, 8) == 0) {
-		l.v_dim = 0;
-		l.inner = KVK_INNER_SPLIT;
-	}
-
-	return l;
-}
-
 static size_t part(kv_test_rng_t *rng, uint32_t all, uint32_t *p_first)
 {
 	const uint32_t count = kv_test_below(rng, 2) ? all : (uint32_t)kv_test_below(rng, all) + 1;
@@ -48,24 +23,6 @@ static size_t part(kv_test_rng_t *rng, uint32_t all, uint32_t *p_first)
 	*p_first = (uint32_t)kv_test_below(rng, all - count + 1);
 
 	return count;
-}
-
-/* Heads apart: the other layers lie between them, or all blocks. From a layer to the next. */
-static size_t pull_heads_apart(gpu_case_t *c)
-{
-	kvk_paged_t *p = &c->paged;
-	const size_t page = c->g.page_bytes + kv_test_below(c->rng, 3) * 64;
-
-	c->cache_bytes = page * p->heads * p->layers * p->blocks;
-	if (kv_test_below(c->rng, 2)) {
-		p->head_stride = page * p->layers;
-		p->block_stride = p->head_stride * p->heads;
-		return page;
-	}
-	p->block_stride = page;
-	p->head_stride = page * p->blocks;
-
-	return p->head_stride * p->heads;
 }
 
 /* Layer by layer, or blocks outermost; with room between blocks or without. */
@@ -91,7 +48,10 @@ static void make_paged(gpu_case_t *c, kvk_paged_kind_t kind)
 	step = beside ? stride : stride * p->blocks;
 	c->cache_bytes = stride * p->blocks * p->layers;
 	if ((kind == KVK_PAGED_HEAD_KV_TOKEN || kind == KVK_PAGED_HEAD_TOKEN_KV) && kv_test_below(c->rng, 2)) {
-		step = pull_heads_apart(c);
+		const size_t page = c->g.page_bytes + kv_test_below(c->rng, 3) * 64;
+
+		c->cache_bytes = page * p->heads * p->layers * p->blocks;
+		step = draw_heads_apart(c->rng, p, page);
 	}
 	c->cache = gpu_rig_alloc(c->cache_bytes);
 	for (uint32_t i = 0; i < p->layers; i++) {

@@ -1,7 +1,7 @@
 /* Gather, scatter and block digests, compared with a reference that moves one element at a time from the
  * words of the headers alone. */
+#include "draw.h"
 #include "kv_cmocka.h"
-#include "kv_test.h"
 
 #include "kvk/move.h"
 
@@ -125,47 +125,6 @@ typedef struct model {
 	uint32_t rank_count;
 } model_t;
 
-static kvk_layout_t random_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind)
-{
-	static const uint32_t dims[] = {1, 3, 16, 32, 64, 80, 128};
-	kvk_layout_t l = {.layers = (uint32_t)kv_test_below(rng, 5) + 1,
-			  .block_tokens = (uint32_t)kv_test_below(rng, 20) + 1,
-			  .dtype = (kvk_dtype_t)kv_test_below(rng, KVK_DTYPE_COUNT)};
-
-	if (kind == KVK_PAGED_OPAQUE) {
-		l.heads = 1;
-		l.inner = KVK_INNER_OPAQUE;
-		l.page_bytes = (uint32_t)kv_test_below(rng, 50000) + 1;
-		return l;
-	}
-	l.heads = (uint32_t)kv_test_below(rng, 6) + 1;
-	l.inner = (kvk_inner_t)kv_test_below(rng, 2);
-	l.k_dim = dims[kv_test_below(rng, KV_COUNT_OF(dims))];
-	l.v_dim = kv_test_below(rng, 3) ? l.k_dim : dims[kv_test_below(rng, KV_COUNT_OF(dims))];
-	if (kv_test_below(rng, 8) == 0) {
-		l.v_dim = 0;
-		l.inner = KVK_INNER_SPLIT;
-	}
-
-	return l;
-}
-
-/* Heads apart from each other: the rank's other layers lie between them, or all its blocks. */
-static void pull_heads_apart(kv_test_rng_t *rng, kvk_paged_t *p, size_t *p_layer_step)
-{
-	const size_t page = paged_bytes(p) / p->heads + kv_test_below(rng, 3) * 32;
-
-	if (kv_test_below(rng, 2)) { /* (blocks, heads, layers, page) */
-		p->head_stride = page * p->layers;
-		p->block_stride = p->head_stride * p->heads;
-		*p_layer_step = page;
-	} else { /* (layers, heads, blocks, page) */
-		p->block_stride = page;
-		p->head_stride = page * BLOCKS;
-		*p_layer_step = p->head_stride * p->heads;
-	}
-}
-
 static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_t kind, rank_t *r)
 {
 	kvk_paged_t *p = &r->paged;
@@ -189,7 +148,7 @@ static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_
 		p->block_stride = stride * p->layers;
 	}
 	if ((kind == KVK_PAGED_HEAD_TOKEN_KV || kind == KVK_PAGED_HEAD_KV_TOKEN) && kv_test_below(rng, 2)) {
-		pull_heads_apart(rng, p, &layer_step);
+		layer_step = draw_heads_apart(rng, p, paged_bytes(p) / p->heads + kv_test_below(rng, 3) * 32);
 		r->bytes += (size_t)BLOCKS * p->layers * p->heads * 64;
 	}
 	r->memory = malloc(r->bytes);
@@ -209,7 +168,7 @@ static void make_model(kv_test_rng_t *rng, kvk_paged_kind_t kind, model_t *m)
 						 KVK_PAGED_HEAD_KV_TOKEN};
 
 	memset(m, 0, sizeof *m);
-	m->layout = random_layout(rng, kind);
+	m->layout = draw_layout(rng, kind);
 	kvk_layout_geometry(&m->layout, &m->g);
 	assert_int_equal(kvk_layout_check(&m->layout, NULL), KV_OK);
 
@@ -435,7 +394,7 @@ KV_TEST(p1_block_digests_are_the_librarys)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (int round = 0; round < 60; round++) {
-		const kvk_layout_t l = random_layout(&rng, round % 3 ? KVK_PAGED_KV_TOKEN_HEAD : KVK_PAGED_OPAQUE);
+		const kvk_layout_t l = draw_layout(&rng, round % 3 ? KVK_PAGED_KV_TOKEN_HEAD : KVK_PAGED_OPAQUE);
 		kvk_geometry_t g;
 
 		kvk_layout_geometry(&l, &g);
