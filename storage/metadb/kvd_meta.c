@@ -151,6 +151,7 @@ static kv_status_t try_threads(void)
 {
 	pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	pthread_t threads[LIBRARY_THREADS];
+	kv_status_t status = KV_OK;
 	uint32_t count = 0;
 	int error = 0;
 
@@ -160,14 +161,14 @@ static kv_status_t try_threads(void)
 		count += error == 0;
 	}
 	if (error) { /* while they count for the limit */
-		(void)kv_refused(&kv_env_posix, "meta", "pthread_create", error);
+		status = kv_refused(&kv_env_posix, "meta", "pthread_create", error);
 	}
 	pthread_mutex_unlock(&lock);
 	while (count > 0) {
 		pthread_join(threads[--count], NULL);
 	}
 
-	return error ? KV_ERR_BUSY : KV_OK;
+	return status;
 }
 
 int main(int argc, char **argv)

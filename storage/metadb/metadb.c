@@ -145,8 +145,7 @@ static kv_status_t start_process(kvs_metadb_t *db)
 		return KV_ERR_LOCKED; /* the kernel holds the old one back, and the old one the database */
 	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-		(void)kv_refused(db->env, "nvme", "socketpair", errno);
-		return KV_ERR_BUSY;
+		return kv_refused(db->env, "nvme", "socketpair", errno);
 	}
 	theirs = fcntl(pair[1], F_DUPFD_CLOEXEC, HIGH_FD);
 	result = theirs < 0 ? errno : 0;
@@ -168,8 +167,7 @@ static kv_status_t start_process(kvs_metadb_t *db)
 			db->pid = 0;
 		}
 		close(pair[0]);
-		(void)kv_refused(db->env, "nvme", call, result);
-		return KV_ERR_BUSY;
+		return kv_refused(db->env, "nvme", call, result);
 	}
 	db->fd = pair[0];
 	db->opened = db->served = 0;
@@ -200,15 +198,18 @@ static kv_status_t put_off_start(kvs_metadb_t *db, kv_status_t status)
 
 static kv_status_t give_up(kvs_metadb_t *db, kv_status_t status, const char *why)
 {
-	const int has_hung_up = status == KV_ERR_IO, pid = (int)db->pid;
+	const int has_hung_up = status == KV_ERR_CLOSED || status == KV_ERR_IO, pid = (int)db->pid;
+	const char *cause = status == KV_ERR_CLOSED ? "why is unknown" : kv_status_text(status);
 
 	/* The library aborts after a write that found no room, and what it had allocated goes with it: there may be
 	 * room now. */
 	if (has_hung_up && (is_full(db) || db->failed == KV_ERR_NOSPC)) {
 		status = KV_ERR_NOSPC;
+		cause = kv_status_text(status);
 	}
+	status = status == KV_ERR_CLOSED ? KV_ERR_IO : status;
 	end_process(db, has_hung_up);
-	kv_logf(db->env, KV_LOG_ERROR, "nvme", "the metadata process %s: %s pid %d", why, kv_status_text(status), pid);
+	kv_logf(db->env, KV_LOG_ERROR, "nvme", "the metadata process %s: %s pid %d", why, cause, pid);
 	db->failed = status;
 
 	return db->opened && status != KV_ERR_NOSPC ? status : put_off_start(db, status);
@@ -232,14 +233,14 @@ static kv_status_t send_ask(kvs_metadb_t *db)
 		n = send(db->fd, &db->ask, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 	} while (n < 0 && (errno == EINTR || errno == EAGAIN));
 
-	return n == (ssize_t)bytes ? KV_OK : give_up(db, KV_ERR_IO, "has gone");
+	return n == (ssize_t)bytes ? KV_OK : give_up(db, KV_ERR_CLOSED, "has gone");
 }
 
 static int is_known(int32_t status)
 {
 	return status == KV_OK || status == KV_ERR_NOSPC || status == KV_ERR_CORRUPT || status == KV_ERR_LOCKED ||
 	       status == KV_ERR_IO || status == KV_ERR_NOMEM || status == KV_ERR_PROTO || status == KV_ERR_BUSY ||
-	       status == KV_ERR_PATH;
+	       status == KV_ERR_PATH || status == KV_ERR_REFUSED;
 }
 
 static kv_status_t take_answer(kvs_metadb_t *db, kvs_meta_verb_t verb, int wait_ms)
@@ -257,7 +258,7 @@ static kv_status_t take_answer(kvs_metadb_t *db, kvs_meta_verb_t verb, int wait_
 		n = recv(db->fd, &db->answer, sizeof db->answer, MSG_DONTWAIT | MSG_TRUNC);
 	} while (n < 0 && (errno == EINTR || errno == EAGAIN));
 	if (n <= 0) {
-		return give_up(db, KV_ERR_IO, "has gone");
+		return give_up(db, KV_ERR_CLOSED, "has gone");
 	}
 	if ((size_t)n > sizeof *m || !kvs_meta_is_whole(m, (size_t)n) || m->verb != verb || m->number != db->number ||
 	    !is_known(m->status) || (m->count > 0 && verb != KVS_META_SCAN)) {
@@ -512,6 +513,12 @@ static kv_status_t open_for_reading(kvs_metadb_t *db)
 	return status;
 }
 
+/* Of a process that was not started, or got no threads: it says nothing of the database. */
+static int is_refused(kv_status_t status)
+{
+	return status == KV_ERR_BUSY || status == KV_ERR_REFUSED;
+}
+
 kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int must_open, int *p_marked)
 {
 	const uint64_t until = kv_now_ns(db->env) + START_NS;
@@ -524,8 +531,11 @@ kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int must_open, int 
 	db->aside = lstat(aside, &st) == 0;
 	do {
 		status = get_ready(db);
-	} while ((status == KV_ERR_IO || status == KV_ERR_BUSY || status == KV_ERR_PATH) && !db->aside && !db->lost &&
+	} while ((status == KV_ERR_IO || status == KV_ERR_PATH || is_refused(status)) && !db->aside && !db->lost &&
 		 kvs_metadb_await_retry(db, until));
+	if (is_refused(status) && !db->aside && !db->lost) {
+		return status;
+	}
 	if (status == KV_ERR_NOSPC && has_slots && !db->aside && !db->lost) {
 		status = open_for_reading(db);
 	}
@@ -673,7 +683,7 @@ int kvs_metadb_note_death(kvs_metadb_t *db)
 {
 	const int served = db->served;
 
-	(void)give_up(db, KV_ERR_IO, "has gone");
+	(void)give_up(db, KV_ERR_CLOSED, "has gone");
 
 	return served;
 }

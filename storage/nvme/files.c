@@ -489,7 +489,7 @@ static kv_status_t scan_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t num
 	}
 	kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "slot file %u.%u cannot be opened: %s", slot_class, number, *p_why);
 
-	return KV_ERR_IO;
+	return kvs_fs_status(error);
 }
 
 static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
@@ -553,10 +553,11 @@ kv_status_t kvs_file_scan(kvs_nvme_t *nvme)
 	kv_status_t status = KV_OK;
 
 	if (!dir) {
+		status = kvs_fs_status(errno);
 		if (copy >= 0) {
 			close(copy);
 		}
-		return KV_ERR_IO;
+		return status;
 	}
 	errno = 0;
 	while (status == KV_OK && (entry = readdir(dir)) != NULL) {
@@ -565,7 +566,8 @@ kv_status_t kvs_file_scan(kvs_nvme_t *nvme)
 		}
 		errno = 0;
 	}
-	status = status == KV_OK && errno != 0 ? KV_ERR_IO : status; /* the rows of files that are not seen would go */
+	status = status == KV_OK && errno != 0 ? kvs_fs_status(errno)
+					       : status; /* the rows of files that are not seen would go */
 	closedir(dir);
 
 	return status;

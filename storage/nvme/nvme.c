@@ -304,6 +304,13 @@ static kv_status_t open_superblock(kvs_nvme_t *nvme, const detail_t *detail)
 	return KV_OK;
 }
 
+/* What could not be had at this start may be had at a later one, and the tier is tried again: the detail says what it
+ * was. */
+static kv_status_t put_off(kv_status_t status)
+{
+	return status == KV_ERR_NOMEM || status == KV_ERR_NOSPC || status == KV_ERR_CORRUPT ? status : KV_ERR_IO;
+}
+
 static kv_status_t open_slots(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	int made = mkdirat(nvme->dir_fd, "slots", 0700) == 0;
@@ -325,9 +332,9 @@ static kv_status_t open_slots(kvs_nvme_t *nvme, const detail_t *detail)
 	status = kvs_file_scan(nvme);
 	nvme->slots_dirty = 1; /* a daemon that was killed may have made a file and not synced its name */
 
-	return status == KV_OK
-		       ? KV_OK
-		       : set_detail(detail, status, "cannot read %s/slots: %s", nvme->path, kv_status_text(status));
+	return status == KV_OK ? KV_OK
+			       : set_detail(detail, put_off(status), "cannot read %s/slots: %s", nvme->path,
+					    kv_status_text(status));
 }
 
 /* Where the rows are lost, headers say what there is. Rows that cannot be had now may be had later: the tier opens
@@ -354,7 +361,8 @@ static kv_status_t open_meta(kvs_nvme_t *nvme, const detail_t *detail)
 	if (status != KV_OK) {
 		kvs_rebuild_count_unread(nvme, status != KV_ERR_NOSPC);
 		return set_detail(detail, status == KV_ERR_NOSPC ? status : KV_ERR_IO,
-				  "cannot open the metadata of %s: %s", nvme->path, kv_status_text(status));
+				  "cannot open the metadata of %s: %s", nvme->path,
+				  status == KV_ERR_IO ? "the log says why" : kv_status_text(status));
 	}
 	if (!marked && has_slots) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
@@ -652,8 +660,10 @@ static kv_status_t open_all(kvs_nvme_t *nvme, const detail_t *detail)
 	if (status == KV_OK) {
 		status = kvs_recovery_read(nvme);
 		if (status != KV_OK) {
-			set_detail(detail, status, "cannot take in what %s holds: %s", nvme->path,
-				   kv_status_text(status));
+			const char *cause = kv_status_text(status);
+
+			status = set_detail(detail, put_off(status), "cannot take in what %s holds: %s", nvme->path,
+					    cause);
 		}
 	}
 

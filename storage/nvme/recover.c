@@ -418,7 +418,6 @@ static kv_status_t scan_rows(scan_t *scan)
 			status = KV_OK;
 		} else if (status != KV_OK && status != KV_ERR_NOSPC && status != KV_ERR_NOMEM) {
 			kvs_rebuild_count_unread(nvme, 1);
-			status = KV_ERR_IO;
 		}
 	}
 	if (status == KV_OK && nvme->rebuild) {

@@ -30,6 +30,8 @@ static void says(rig_t *rig, const char *what, const char *advice)
 	assert_true(rig_log_has(rig, advice));
 	assert_false(rig_log_has(rig, "out of memory"));
 	assert_false(rig_log_has(rig, "no memory"));
+	assert_false(rig_log_has(rig, "the device reports an error"));
+	assert_false(rig_log_has(rig, "lost or damaged"));
 }
 
 /* Started under the filter, it ends with this exit code, or serves (-1). */

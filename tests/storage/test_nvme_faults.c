@@ -332,6 +332,7 @@ static void child_open_later(__attribute__((unused)) int arg)
 	flush_ok();
 	fixture_close(&f_);
 	assert_int_equal(fixture_open(&f_), KV_ERR_IO);
+	assert_non_null(strstr(f_.detail, kv_status_text(KV_ERR_BUSY))); /* it is no error of the device */
 	begin_finding(1);
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_FILES_DROPPED), 0);
 }
