@@ -112,7 +112,7 @@ static kv_status_t bytes_dialled(void *ctx, kvd_link_t *link, const uint8_t tick
 	kvd_tls_t *tls = kvd_link_take(link, &fd);
 
 	(void)ticket;
-	peer->stream = kvd_stream_open(&kvd_net_bytes_ops, peer->net, tls, fd, 0);
+	peer->stream = kvd_stream_open(&kvd_net_bytes_ops, peer->net, tls, fd, 0, peer->net->config->timeout_ns);
 
 	return peer->stream ? KV_OK : KV_ERR_NOMEM;
 }
@@ -340,7 +340,7 @@ static kv_status_t bytes_inbound(void *ctx, kvd_link_t *link, const uint8_t tick
 		return KV_ERR_SECRET;
 	}
 	tls = kvd_link_take(link, &fd);
-	of->stream = kvd_stream_open(&kvd_net_bytes_ops, net, tls, fd, 1);
+	of->stream = kvd_stream_open(&kvd_net_bytes_ops, net, tls, fd, 1, net->config->timeout_ns);
 
 	return of->stream ? KV_OK : KV_ERR_NOMEM;
 }

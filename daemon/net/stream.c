@@ -34,14 +34,15 @@ struct kvd_stream {
 	int fd, is_owner;
 	kvd_stream_state_t state;
 	kv_status_t status;
-	uint64_t born_ns;
+	uint64_t born_ns, silence_ns;
 	push_t *pushes, **last; /* in their order */
 	header_t header;        /* of what comes */
 	size_t header_at;
 	uint8_t *to;   /* where it lands; NULL: nobody wants it */
 	uint64_t left; /* bytes of it that have not come */
 	void *object;
-	int wake_bytes; /* of the socket; 0: it is readable at the first one */
+	uint64_t sent, sent_ns; /* bytes that the socket has taken, and when it last took some, or none waited */
+	int wake_bytes;         /* of the socket; 0: it is readable at the first one */
 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -201,6 +202,19 @@ static void flush(kvd_stream_t *stream)
 	}
 }
 
+/* What waits for a peer that does not read keeps blocks and memory. */
+static void check_sending(kvd_stream_t *stream, uint64_t now_ns)
+{
+	const uint64_t sent = kvd_tls_sent(stream->tls);
+
+	if (sent != stream->sent || (!stream->pushes && !kvd_tls_wants_write(stream->tls))) {
+		stream->sent = sent;
+		stream->sent_ns = now_ns;
+	} else if (now_ns > stream->sent_ns + stream->silence_ns) {
+		end_stream(stream, KV_ERR_TIMEOUT);
+	}
+}
+
 /* The owner's answer is a push without bytes; nobody hears of it. */
 static kv_status_t queue(kvd_stream_t *stream, const header_t *header, const struct iovec *runs, uint32_t count,
 			 void *object)
@@ -233,7 +247,8 @@ kv_status_t kvd_stream_push(kvd_stream_t *stream, const kvd_envelope_t *envelope
 
 /* ---- its life -------------------------------------------------------------------------------- */
 
-kvd_stream_t *kvd_stream_open(const kvd_bytes_ops_t *ops, void *ctx, kvd_tls_t *tls, int fd, int is_owner)
+kvd_stream_t *kvd_stream_open(const kvd_bytes_ops_t *ops, void *ctx, kvd_tls_t *tls, int fd, int is_owner,
+			      uint64_t silence_ns)
 {
 	static const header_t answer;
 	kvd_stream_t *stream = calloc(1, sizeof *stream);
@@ -249,7 +264,9 @@ kvd_stream_t *kvd_stream_open(const kvd_bytes_ops_t *ops, void *ctx, kvd_tls_t *
 				 .fd = fd,
 				 .is_owner = is_owner,
 				 .state = is_owner ? KVD_STREAM_OPEN : KVD_STREAM_WAITING,
+				 .silence_ns = silence_ns,
 				 .born_ns = kv_now_ns(&kv_env_posix)};
+	stream->sent_ns = stream->born_ns;
 	stream->last = &stream->pushes;
 	if (kvd_tls_buffer(tls, is_owner) != KV_OK || (is_owner && queue(stream, &answer, NULL, 0, NULL) != KV_OK)) {
 		kvd_stream_free(stream);
@@ -292,6 +309,9 @@ int kvd_stream_progress(kvd_stream_t *stream, uint64_t now_ns)
 	if (stream->state != KVD_STREAM_DEAD) {
 		flush(stream);
 	}
+	if (stream->state != KVD_STREAM_DEAD && stream->is_owner) {
+		check_sending(stream, now_ns);
+	}
 	if (stream->state == KVD_STREAM_WAITING && now_ns > stream->born_ns + KVD_STREAM_ANSWER_NS) {
 		end_stream(stream, KV_ERR_TIMEOUT);
 	}
@@ -311,6 +331,8 @@ kv_status_t kvd_stream_status(const kvd_stream_t *stream)
 
 const char *kvd_stream_why(const kvd_stream_t *stream)
 {
-	return stream->status == KV_ERR_SECRET ? "bytes of blocks were changed on their way"
-					       : kv_status_text(stream->status);
+	return stream->status == KV_ERR_SECRET    ? "bytes of blocks were changed on their way"
+	       : stream->status != KV_ERR_TIMEOUT ? kv_status_text(stream->status)
+	       : stream->is_owner                 ? "the peer does not read the bytes that it asked for"
+						  : "the peer does not answer on the connection for bytes";
 }

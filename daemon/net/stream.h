@@ -3,7 +3,7 @@
  * with an empty message, and pushes.
  *
  *   receiver: WAITING --that answer--> OPEN        owner: OPEN
- *   any --malformed, changed, too slow, gone--> DEAD: `landed` and `pushed` come for all that is under way
+ *   any --malformed, changed, too slow, not read, gone--> DEAD: `landed` and `pushed` come for all that is under way
  *
  * A message: envelope, u64 bytes, and the bytes, which are encrypted from the memory of the blocks and decrypted into
  * that where they land. Each call does a bounded part, so that streams and links share the one thread.
@@ -20,8 +20,10 @@ typedef struct kvd_stream kvd_stream_t;
 
 typedef enum kvd_stream_state { KVD_STREAM_WAITING, KVD_STREAM_OPEN, KVD_STREAM_DEAD } kvd_stream_state_t;
 
-/* Over the connection of a link (kvd_link_take()): the stream's from now on. NULL: out of memory, it is gone. */
-kvd_stream_t *kvd_stream_open(const kvd_bytes_ops_t *ops, void *ctx, kvd_tls_t *tls, int fd, int is_owner);
+/* Over the connection of a link (kvd_link_take()): the stream's from now on. A peer that takes none of the bytes that
+ * wait for it for `silence_ns` ends it. NULL: out of memory, it is gone. */
+kvd_stream_t *kvd_stream_open(const kvd_bytes_ops_t *ops, void *ctx, kvd_tls_t *tls, int fd, int is_owner,
+			      uint64_t silence_ns);
 /* NULL is fine. */
 void kvd_stream_free(kvd_stream_t *stream);
 

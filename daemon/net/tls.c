@@ -31,6 +31,7 @@ struct kvd_tls {
 	uint64_t renewals;
 	uint8_t *buffer; /* between OpenSSL and the socket, in one direction; NULL: none */
 	size_t buffer_at, buffer_len;
+	uint64_t sent; /* out of the buffer */
 };
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -321,6 +322,7 @@ kv_status_t kvd_tls_flush(kvd_tls_t *tls)
 		if (n < 0) {
 			return errno == EAGAIN || errno == EINTR ? KV_PENDING : KV_ERR_CLOSED;
 		}
+		tls->sent += (uint64_t)n;
 		tls->buffer_at += (size_t)n;
 		if (tls->buffer_at == tls->buffer_len) {
 			tls->buffer_at = tls->buffer_len = 0;
@@ -435,6 +437,11 @@ kv_status_t kvd_tls_write(kvd_tls_t *tls, const void *data, size_t len, size_t *
 	tls->records++;
 
 	return KV_OK;
+}
+
+uint64_t kvd_tls_sent(const kvd_tls_t *tls)
+{
+	return tls->sent;
 }
 
 int kvd_tls_wants_write(const kvd_tls_t *tls)

@@ -54,6 +54,7 @@ kv_status_t kvd_tls_handshake(kvd_tls_t *tls);
 kv_status_t kvd_tls_read(kvd_tls_t *tls, void *out, size_t cap, size_t *p_n);
 /* At most a record. KV_PENDING: no room now; go on with the same bytes. */
 kv_status_t kvd_tls_write(kvd_tls_t *tls, const void *data, size_t len, size_t *p_n);
+uint64_t kvd_tls_sent(const kvd_tls_t *tls); /* bytes that went out of that buffer */
 /* The socket must be writable before the call that was PENDING goes on, or before more of the buffer goes. */
 int kvd_tls_wants_write(const kvd_tls_t *tls);
 

@@ -33,7 +33,7 @@ typedef struct kvd_net_config {
 	char namespaces[KV_OPTION_STRING_MAX];
 	char transports[KV_OPTION_STRING_MAX];
 	uint64_t in_flight;  /* bytes of one peer that are on their way to us */
-	uint64_t timeout_ns; /* silence, or bytes that do not come, for so long end a link */
+	uint64_t timeout_ns; /* silence, or bytes that do not come or are not read, for so long end a link */
 	kvd_peers_config_t peers;
 } kvd_net_config_t;
 

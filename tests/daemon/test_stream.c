@@ -6,7 +6,10 @@
 
 #include "kv/env.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -14,6 +17,7 @@
 #define MESSAGES  12u
 #define LARGEST   (300u << 10)
 #define UNTOUCHED UINT64_MAX
+#define SILENCE   UINT64_C(5000000000)
 
 /* One of the messages, at both ends. */
 typedef struct message {
@@ -173,7 +177,7 @@ static void open_end(end_t *end)
 	end->wire = pair[1];
 }
 
-static void open_streams(void)
+static void shake_hands(void)
 {
 	kv_status_t status[2] = {KV_PENDING, KV_PENDING};
 
@@ -181,8 +185,6 @@ static void open_streams(void)
 	flip_at_ = cut_at_ = UNTOUCHED;
 	memset(&sends_, 0, sizeof sends_);
 	sends_.reset_at = UNTOUCHED;
-	open_end(&owner_);
-	open_end(&asker_);
 	kvd_pair_key_init(&keys_[0], "asker", "owner", kv_slice_str("a key"));
 	kvd_pair_key_init(&keys_[1], "owner", "asker", kv_slice_str("a key"));
 	owner_.tls = kvd_tls_accept(owner_.fd, (kvd_key_ring_t){.at = key_at});
@@ -195,9 +197,16 @@ static void open_streams(void)
 		(void)carry(&owner_, &asker_, SIZE_MAX);
 	}
 	assert_int_equal(status[0] | status[1], KV_OK);
-	owner_.stream = kvd_stream_open(&ops_, NULL, owner_.tls, owner_.fd, 1);
-	asker_.stream = kvd_stream_open(&ops_, NULL, asker_.tls, asker_.fd, 0);
+	owner_.stream = kvd_stream_open(&ops_, NULL, owner_.tls, owner_.fd, 1, SILENCE);
+	asker_.stream = kvd_stream_open(&ops_, NULL, asker_.tls, asker_.fd, 0, SILENCE);
 	assert_true(owner_.stream && asker_.stream);
+}
+
+static void open_streams(void)
+{
+	open_end(&owner_);
+	open_end(&asker_);
+	shake_hands();
 }
 
 static void close_streams(void)
@@ -481,6 +490,151 @@ KV_TEST_BETWEEN(p5_a_stream_without_an_answer_is_ended, open_streams(), close_st
 {
 	(void)kvd_stream_progress(asker_.stream, kv_now_ns(&kv_env_posix) + 2 * KVD_STREAM_ANSWER_NS);
 	assert_int_equal(kvd_stream_status(asker_.stream), KV_ERR_TIMEOUT);
+}
+
+/* ---- a peer that does not read --------------------------------------------------------------- */
+
+static uint64_t now_;
+
+/* Over TCP, whose two ends hold this much, about. */
+static void open_on_tcp(int bytes)
+{
+	const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof address;
+
+	owner_ = asker_ = (end_t){.wire = -1};
+	assert_true(listener >= 0);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, len), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &len), 0);
+	asker_.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(setsockopt(asker_.fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes), 0);
+	assert_int_equal(connect(asker_.fd, (struct sockaddr *)&address, len), 0);
+	owner_.fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	assert_true(owner_.fd >= 0);
+	assert_int_equal(setsockopt(owner_.fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes), 0);
+	assert_int_equal(fcntl(asker_.fd, F_SETFL, O_NONBLOCK), 0);
+	close(listener);
+	shake_hands();
+	now_ = kv_now_ns(&kv_env_posix);
+}
+
+/* Both sides, one part each. */
+static void step_both(void)
+{
+	const uint64_t before = sends_.bytes;
+
+	(void)kvd_stream_progress(asker_.stream, now_);
+	(void)kvd_stream_progress(owner_.stream, now_);
+	if (sends_.bytes > before) {
+		now_ += SILENCE - SILENCE / 10; /* as slow as it may be */
+	}
+}
+
+/* The socket takes no more, records of ours wait in the buffer, and nobody spins for them. */
+static int is_stuck(void)
+{
+	struct pollfd room = {.fd = owner_.fd, .events = POLLOUT};
+	const uint64_t before = sends_.bytes;
+
+	return !kvd_stream_progress(owner_.stream, now_) && sends_.bytes == before && kvd_tls_wants_write(owner_.tls) &&
+	       (kvd_stream_events(owner_.stream) & POLLOUT) && poll(&room, 1, 0) == 0;
+}
+
+/* With pushes that wait behind the buffer, or without: the one message is in it. */
+static void push_to_a_peer_that_does_not_read(int with_pushes)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	const kvd_envelope_t envelope = {.batch = 1, .ticket = {[3] = 4}};
+	message_t *message = &messages_[0];
+
+	open_on_tcp(with_pushes ? 100000 : 8192); /* less than is pushed */
+	KV_AWAIT((step_both(), kvd_stream_state(asker_.stream) == KVD_STREAM_OPEN));
+	if (with_pushes) {
+		push_messages(&rng);
+	} else {
+		for (uint32_t i = 0; i < MESSAGES; i++) {
+			messages_[i] = (message_t){.sent = messages_[i].sent, .landed = messages_[i].landed};
+		}
+		message->bytes = 110000;
+		fill(message->sent, 0, message->bytes);
+		assert_int_equal(kvd_stream_push(owner_.stream, &envelope,
+						 &(struct iovec){message->sent, message->bytes}, 1, message),
+				 KV_OK);
+	}
+	KV_AWAIT(is_stuck());
+	assert_int_equal(kvd_stream_state(owner_.stream), KVD_STREAM_OPEN);
+	assert_true(with_pushes ? !messages_[MESSAGES - 1].is_pushed : message->is_pushed);
+}
+
+static uint32_t count_landed(void)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < MESSAGES; i++) {
+		n += messages_[i].is_landed && messages_[i].status[1] == KV_OK;
+	}
+
+	return n;
+}
+
+KV_TEST(p1_a_peer_that_reads_again_gets_what_has_waited)
+{
+	static uint8_t right[LARGEST];
+
+	for (int with_pushes = 0; with_pushes < 2; with_pushes++) {
+		memset(messages_[0].landed, 0, LARGEST);
+		push_to_a_peer_that_does_not_read(with_pushes);
+		KV_AWAIT((step_both(), count_landed() == (with_pushes ? MESSAGES : 1)));
+		assert_int_equal(kvd_stream_state(owner_.stream), KVD_STREAM_OPEN);
+		if (with_pushes) {
+			assert_int_equal(check_messages(), MESSAGES);
+		} else {
+			fill(right, 0, messages_[0].bytes);
+			assert_memory_equal(messages_[0].landed, right, messages_[0].bytes);
+		}
+		close_streams();
+	}
+}
+
+/* Every push ends, and memory that waits is not read again. */
+static void expect_end(kv_status_t status, int with_pushes)
+{
+	assert_int_equal(kvd_stream_status(owner_.stream), status);
+	for (uint32_t i = 0; i < (with_pushes ? MESSAGES : 1); i++) {
+		assert_true(messages_[i].is_pushed);
+		assert_true(messages_[i].status[0] == KV_OK || messages_[i].status[0] == KV_ERR_CLOSED);
+	}
+	assert_int_equal(messages_[with_pushes ? MESSAGES - 1 : 0].status[0], with_pushes ? KV_ERR_CLOSED : KV_OK);
+	assert_int_equal(kvd_stream_fd(owner_.stream), -1);
+	close_streams();
+}
+
+KV_TEST(p5_a_peer_that_stops_reading_is_cut_off)
+{
+	for (int with_pushes = 0; with_pushes < 2; with_pushes++) {
+		push_to_a_peer_that_does_not_read(with_pushes);
+		now_ += SILENCE - 1;
+		(void)kvd_stream_progress(owner_.stream, now_);
+		assert_int_equal(kvd_stream_state(owner_.stream), KVD_STREAM_OPEN);
+		/* The kernel may have found room since. */
+		KV_AWAIT((now_ += SILENCE + 1, (void)kvd_stream_progress(owner_.stream, now_),
+			  kvd_stream_state(owner_.stream) == KVD_STREAM_DEAD));
+		expect_end(KV_ERR_TIMEOUT, with_pushes);
+	}
+}
+
+KV_TEST(p1_a_peer_that_leaves_ends_what_has_waited)
+{
+	for (int with_pushes = 0; with_pushes < 2; with_pushes++) {
+		push_to_a_peer_that_does_not_read(with_pushes);
+		kvd_stream_free(asker_.stream);
+		asker_.stream = NULL;
+		KV_AWAIT(((void)kvd_stream_progress(owner_.stream, now_),
+			  kvd_stream_state(owner_.stream) == KVD_STREAM_DEAD));
+		expect_end(KV_ERR_CLOSED, with_pushes);
+	}
 }
 
 static int setup(void **state)
