@@ -389,6 +389,9 @@ struct kvc {
 
 /* Note a sentence for kvc_last_error() and return status. */
 kvc_status_t kvc_fail(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same of a request that was refused: "WHAT: the status's sentence: the daemon's detail". */
+kvc_status_t kvc_fail_request(kv_status_t status, const char *detail, const char *what, ...)
+	__attribute__((format(printf, 3, 4)));
 /* An invariant is broken, here or in the caller: no session, no copy, and nothing is unmapped from then on. */
 int kvc_is_abandoned(const kvc_t *kvc);
 /* KVC_OK, KVC_ERR_CLOSED in a forked child, or KVC_ERR_INTERNAL once abandoned. No system call. */

@@ -29,6 +29,18 @@ kvc_status_t kvc_fail(kv_status_t status, const char *format, ...)
 	return (kvc_status_t)status;
 }
 
+kvc_status_t kvc_fail_request(kv_status_t status, const char *detail, const char *what, ...)
+{
+	char text[sizeof last_error / 2];
+	va_list args;
+
+	va_start(args, what);
+	vsnprintf(text, sizeof text, what, args);
+	va_end(args);
+
+	return kvc_fail(status, "%s: %s%s%s", text, kv_status_text(status), detail[0] ? ": " : "", detail);
+}
+
 const char *kvc_last_error(void)
 {
 	return last_error;

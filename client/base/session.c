@@ -24,6 +24,15 @@ kvc_status_t kvc_detached(const kvc_t *kvc)
 
 /* ---- losing a session ------------------------------------------------------------------------ */
 
+/* A daemon without room for a session closes the connection: it has read no request that it could answer. */
+static const char *closed_text(const kvc_t *kvc)
+{
+	return kvc->state == KVC_HELLO
+		       ? "it has closed the connection at once: is limits.sessions (a namespace may have an equal part) or "
+			 "its limit of descriptors reached? raise it, or end some"
+		       : "it has closed the connection";
+}
+
 static void back_off(kvc_t *kvc)
 {
 	kvc->next_try_ns = kv_now_ns(&kvc->env) + kvc->backoff_ns;
@@ -88,7 +97,7 @@ static void opened(kvc_t *kvc)
 
 static void lose_refused_session(kvc_t *kvc, const char *what, const kvc_answer_t *answer)
 {
-	char why[256];
+	char why[400]; /* all of a detail, 255 bytes */
 
 	if (answer->status == KV_ERR_CLOSED && !answer->detail[0]) {
 		return; /* the session is ending already */
@@ -97,7 +106,7 @@ static void lose_refused_session(kvc_t *kvc, const char *what, const kvc_answer_
 		kvc_session_lost(kvc, answer->status, "it did not answer in time; is it stopped?");
 		return;
 	}
-	snprintf(why, sizeof why, "%s failed: %s%s%.160s", what, kv_status_text(answer->status),
+	snprintf(why, sizeof why, "%s failed: %s%s%s", what, kv_status_text(answer->status),
 		 answer->detail[0] ? ": " : "", answer->detail);
 	kvc_session_lost(kvc, answer->status, why);
 }
@@ -232,7 +241,7 @@ static void connect_now(kvc_t *kvc)
 	kvc->state = KVC_HELLO;
 	status = kvc_send(kvc, &ask);
 	if (status != KV_OK) {
-		kvc_session_lost(kvc, status, "HELLO could not be sent");
+		kvc_session_lost(kvc, status, status == KV_ERR_CLOSED ? closed_text(kvc) : "HELLO could not be sent");
 	}
 }
 
@@ -264,7 +273,7 @@ void kvc_pump(kvc_t *kvc)
 		status = kvc_receive(kvc, kvc->events->frame);
 		if (status != KV_OK) {
 			kvc_session_lost(kvc, status,
-					 status == KV_ERR_CLOSED ? "it has closed the connection"
+					 status == KV_ERR_CLOSED ? closed_text(kvc)
 					 : status == KV_ERR_VERSION
 						 ? "it is of another build: use the libkvc that came with it"
 						 : "it broke the protocol: session closed");
@@ -275,7 +284,7 @@ void kvc_pump(kvc_t *kvc)
 	}
 	run_deferred_work(kvc);
 	if (kvc->state != KVC_DETACHED && kvc_flush(kvc) == KV_ERR_CLOSED) {
-		kvc_session_lost(kvc, KV_ERR_CLOSED, "it has closed the connection");
+		kvc_session_lost(kvc, KV_ERR_CLOSED, closed_text(kvc));
 	}
 }
 

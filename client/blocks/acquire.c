@@ -57,8 +57,7 @@ static void on_acquired(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		kvc_space_stale(lease->space);
 	}
 	if (status < 0) {
-		kvc_fail(status, "acquiring %u blocks: %s%s%.200s", lease->n, kv_status_text(status),
-			 answer->detail[0] ? ": " : "", answer->detail);
+		kvc_fail_request(status, answer->detail, "acquiring %u blocks", lease->n);
 	}
 	if (status != KV_OK) {
 		lease->n = lease->skip;

@@ -232,8 +232,7 @@ static void report_failure(kvc_handover_t *handover, const kvc_answer_t *answer,
 	if (answer->status == KV_ERR_STALE_EPOCH && handover->space) {
 		kvc_space_stale(handover->space);
 	}
-	kvc_fail(answer->status, "%s %s: %s%s%.200s", what, handover->transfer, kv_status_text(answer->status),
-		 answer->detail[0] ? ": " : "", answer->detail);
+	kvc_fail_request(answer->status, answer->detail, "%s %s", what, handover->transfer);
 }
 
 static void on_sent(kvc_t *kvc, void *object, const kvc_answer_t *answer)

@@ -210,8 +210,7 @@ static void on_put_started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		put->n = 0;
 		put->result.status = (kvc_status_t)status;
 		put->result.durable_status = put->durable ? put->result.status : KVC_MISS;
-		kvc_fail(status, "starting a put of %u blocks: %s%s%.200s", put->asked, kv_status_text(status),
-			 answer->detail[0] ? ": " : "", answer->detail);
+		kvc_fail_request(status, answer->detail, "starting a put of %u blocks", put->asked);
 	}
 	atomic_store(&put->status, status);
 }

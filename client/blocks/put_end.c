@@ -29,8 +29,7 @@ static void on_end_answered(kvc_t *kvc, void *object, const kvc_answer_t *answer
 	(void)kvc;
 	if (answer->status != KV_OK && put->end_status == KV_OK) {
 		put->end_status = answer->status;
-		kvc_fail(answer->status, "handing blocks in: %s: %.200s", kv_status_text(answer->status),
-			 answer->detail);
+		kvc_fail_request(answer->status, answer->detail, "handing blocks in");
 	}
 	if (answer->expired) {
 		return; /* the daemon may still read the staging */

@@ -88,8 +88,7 @@ static void on_space_opened(kvc_t *kvc, void *object, const kvc_answer_t *answer
 		atomic_store(&space->known_epoch, reply->epoch);
 		atomic_store(&space->epoch, reply->epoch);
 	} else {
-		kvc_fail(status, "opening the space: %s%s%.200s", kv_status_text(status), answer->detail[0] ? ": " : "",
-			 answer->detail);
+		kvc_fail_request(status, answer->detail, "opening the space");
 	}
 	set_open_status(space, status);
 	if (answer->status != KV_ERR_CLOSED || kvc->state != KVC_DETACHED) {
@@ -406,7 +405,7 @@ static void on_space_reset(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	if (answer->status == KV_ERR_STALE_EPOCH) {
 		kvc_space_stale(space);
 	}
-	kvc_fail(answer->status, "resetting the space: %s: %s", kv_status_text(answer->status), answer->detail);
+	kvc_fail_request(answer->status, answer->detail, "resetting the space");
 }
 
 static int is_reset_answered(const void *object)

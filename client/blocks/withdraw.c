@@ -17,8 +17,7 @@ static void on_withdrawn(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		withdrawal->blocks = answer->reply->withdraw_reply.withdrawn;
 		return;
 	}
-	kvc_fail(answer->status, "withdrawing blocks: %s%s%.200s", kv_status_text(answer->status),
-		 answer->detail[0] ? ": " : "", answer->detail);
+	kvc_fail_request(answer->status, answer->detail, "withdrawing blocks");
 }
 
 kvc_status_t kvc_withdraw_start(kvc_space_t *space, const kvc_withdraw_t *what, kvc_withdrawal_t **p_withdrawal)

@@ -59,8 +59,7 @@ static void on_document(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	(void)kvc;
 	question->status = answer->status;
 	if (answer->status != KV_OK) {
-		kvc_fail(answer->status, "%s: %s%s%.200s", kv_request_find(question->code)->name,
-			 kv_status_text(answer->status), answer->detail[0] ? ": " : "", answer->detail);
+		kvc_fail_request(answer->status, answer->detail, "%s", kv_request_find(question->code)->name);
 		return;
 	}
 	if (question->code != KV_CODE_EXPLAIN) {

@@ -120,6 +120,38 @@ static void reset_closed(uint32_t i)
 	assert_non_null(strstr(out, "1 blocks: 1 in CPU memory, 1 on disk"));
 }
 
+/* As many attach as a limit permits, then one more, who is told the option. */
+static void attach_beyond(const char *option, const char *name, kvc_status_t expected)
+{
+	const kvc_identity_t identity = user_identity("client");
+	user_t users[16];
+	kvc_status_t status;
+	uint32_t n = 0;
+
+	rig_option(&rig_, "%s", option);
+	rig_start(&rig_);
+	while ((status = user_try(&users[n], rig_.sock, &identity)) == KVC_OK) {
+		assert_in_range(++n, 1, KV_COUNT_OF(users) - 1);
+	}
+	assert_int_equal(status, expected);
+	assert_non_null(strstr(kvc_last_error(), name));
+	assert_non_null(strstr(kvc_last_error(), "raise it, or end some")); /* nothing is cut off */
+	while (n > 0) {
+		user_leave(&users[--n]);
+	}
+}
+
+RIG_TEST(p10_the_limit_of_instances_is_named, rig_init(&rig_, 0))
+{
+	attach_beyond("--limits.instances=1", "limits.instances", KVC_ERR_LIMIT);
+}
+
+/* The daemon closes such a connection, and answers nothing. */
+RIG_TEST(p10_the_limit_of_sessions_is_named, rig_init(&rig_, 0))
+{
+	attach_beyond("--limits.sessions=2", "limits.sessions", KVC_ERR_CLOSED);
+}
+
 /* One engine tries adapters as long as it lives. Its own space, and limits.spaces - 1 more, may be open at a time. */
 RIG_TEST(p5_more_adapters_come_and_go_than_spaces_can_be_open, rig_init(&rig_, 1))
 {
