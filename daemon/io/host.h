@@ -52,6 +52,7 @@ typedef struct kvd_namespace {
 	kvd_flow_t flow; /* its listening socket, sessions and pidfds that are ready */
 	kvd_shm_region_t mirror;
 	struct kvd_mirror_touch *touch; /* the thread that touches it; NULL: none */
+	int mirror_refused;             /* there was no memory for it when an engine came last */
 	uint64_t refusal_logged_ns;     /* when a refused frame had a log line */
 	uint64_t refusals_unlogged;     /* since then */
 	uint64_t member_logged_ns;      /* lines about members: when the allowance was full again, at the latest */

@@ -94,6 +94,25 @@ kill_daemon() {
 kill_daemon 'signal 9 by "the kernel, for want of memory in control group /pod/box"' now
 kill_daemon 'signal 9 by "somebody"'
 
+# Without room for the mirror no engine attaches: status says so, and the log once, however often they ask.
+kvctl=${kvd%/*}/kvctl
+echo '{"timestamp":0,"input_length":16,"output_length":1,"hash_ids":[1]}' >"$dir/trace"
+inside "$v2" --cpu.size=8MiB --cpu.slab_size=2MiB --cpu.huge_pages=off --index.max_blocks=67108864 --run_dir="$dir/run" --http.listen=off --events.enabled=off >"$dir/log" 2>&1 &
+shell=$!
+until [ -S "$dir/run/default.sock" ]; do
+	kill -0 $shell || { cat "$dir/log"; exit 1; }
+	sleep 0.01
+done
+says 0 "healthy" "$kvctl" --socket "$dir/run/default.sock" status
+for _ in 1 2 3; do
+	! "$kvctl" --socket "$dir/run/default.sock" --timeout 1s replay --live --trace "$dir/trace" >/dev/null 2>&1 || { echo "an engine has attached"; bad=1; }
+done
+says 2 "there is no memory for the mirror" "$kvctl" --socket "$dir/run/default.sock" status
+[ "$(grep -cF 'no memory for the mirror' "$dir/log")" -eq 1 ] || { cat "$dir/log"; bad=1; }
+kill "$(pgrep -P $shell)"
+wait $shell || true
+rm -rf "$dir/run"
+
 # Reserved huge pages are beside all that.
 huge="$v1; h=/sys/kernel/mm/hugepages/hugepages-2048kB; [ -d \$h ] || { echo no huge pages here; exit 99; }
 	mkdir \$f/huge; echo 1024 >\$f/huge/nr_hugepages; echo 512 >\$f/huge/free_hugepages; echo 0 >\$f/huge/resv_hugepages; mount --bind \$f/huge \$h"

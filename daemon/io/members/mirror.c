@@ -24,13 +24,9 @@ static void *touch_main(void *arg)
 {
 	kvd_mirror_touch_t *touch = arg;
 
-	if (kvd_memory_room(NULL) < touch->area.bytes + ROOM_LEFT) {
-		kv_log(KV_LOG_WARN, "io", "no memory for a mirror, whose size follows from index.max_blocks bytes %zu",
-		       touch->area.bytes);
-		touch->status = KV_ERR_NOMEM;
-	} else {
-		touch->status = kvd_shm_region_touch(&touch->area, touch->area.bytes);
-	}
+	touch->status = kvd_memory_room(NULL) < touch->area.bytes + ROOM_LEFT
+				? KV_ERR_NOMEM
+				: kvd_shm_region_touch(&touch->area, touch->area.bytes);
 	atomic_store_explicit(&touch->done, 1, memory_order_release);
 
 	return NULL;
@@ -75,6 +71,13 @@ kv_status_t kvd_mirror_touch(kvd_namespace_t *ns)
 
 	kvd_mirror_close(ns);
 	ns->mirror.touched = status == KV_OK;
+	if (status != KV_OK && !ns->mirror_refused) { /* engines ask again and again */
+		kv_log(KV_LOG_WARN, "io",
+		       "no memory for the mirror of namespace %s, whose size follows from index.max_blocks: no engine can "
+		       "attach bytes %zu",
+		       ns->name, ns->mirror.bytes);
+	}
+	ns->mirror_refused = status != KV_OK;
 
 	return status;
 }

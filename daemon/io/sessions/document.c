@@ -131,6 +131,8 @@ static void put_degraded(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t 
 		{host->disk && !host->options->nvme_sync, "nvme.sync is off: nothing is really durable"},
 		{host->accept_paused, "no descriptors are left for new sessions"},
 		{host->setup->restarts > 0, "the daemon has crashed and was restarted"},
+		{ns->mirror_refused, "there is no memory for the mirror, whose size follows from index.max_blocks: no "
+				     "engine can attach"},
 		{kvd_core_lacks_spaces(host->core, ns->id),
 		 "engines use all spaces that limits.spaces permits: further models, weights and adapters get no cache"},
 		{kvd_net_is_degraded(host, net, sizeof net), net},
@@ -239,7 +241,7 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_degraded(host, ns, json);
 	/* What an operator has to mend, as opposed to a fact of the machine or the configuration. */
 	kv_json_bool(json, "healthy",
-		     !host->accept_paused && !kvd_core_lacks_spaces(host->core, ns->id) &&
+		     !host->accept_paused && !ns->mirror_refused && !kvd_core_lacks_spaces(host->core, ns->id) &&
 			     kv_metric_get(&host->metrics, KV_M_DISK_STATE) == KVS_HEALTH_OK);
 	kv_json_raw(json, "core", "");
 	out = remaining_text(&json->text, &cap);
