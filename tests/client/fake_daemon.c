@@ -516,8 +516,11 @@ fake_knobs_t *fake_knobs(fake_t *fake)
 	return &fake->knobs;
 }
 
-const fake_seen_t *fake_seen(const fake_t *fake)
+const fake_seen_t *fake_seen(fake_t *fake)
 {
+	pthread_mutex_lock(&fake->lock); /* whose effect a test sees, that request is counted */
+	pthread_mutex_unlock(&fake->lock);
+
 	return &fake->seen;
 }
 

@@ -81,7 +81,7 @@ fake_t *fake_start(const char *path, const fake_geometry_t *geometry, uint64_t i
 /* Close everything and forget every block, as kill -9 does. */
 void fake_stop(fake_t *fake);
 fake_knobs_t *fake_knobs(fake_t *fake);
-const fake_seen_t *fake_seen(const fake_t *fake);
+const fake_seen_t *fake_seen(fake_t *fake);
 
 /* These act at once, from the test's thread. */
 void fake_drop_sessions(fake_t *fake);                           /* close every connection; the daemon lives on */
