@@ -451,7 +451,7 @@ void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh)
 	}
 }
 
-static void content(const sr_request_t *request, uint32_t group, uint32_t block, uint8_t *out)
+void sr_content(const sr_request_t *request, uint32_t group, uint32_t block, uint8_t *out)
 {
 	uint64_t state;
 
@@ -468,7 +468,7 @@ void sr_compute(const sr_request_t *request, uint32_t from, uint32_t to)
 {
 	for (uint32_t g = 0; g < sr.groups; g++) {
 		for (uint32_t i = from; i < to; i++) {
-			content(request, g, i, sr.cache + (size_t)request->ids[g][i] * sr.block_bytes);
+			sr_content(request, g, i, sr.cache + (size_t)request->ids[g][i] * sr.block_bytes);
 		}
 	}
 }
@@ -479,7 +479,7 @@ int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to)
 
 	assert_true(sr.block_bytes <= sizeof expected);
 	for (uint32_t i = from; i < to; i++) {
-		content(request, 0, i, expected);
+		sr_content(request, 0, i, expected);
 		if (memcmp(expected, sr.cache + (size_t)request->ids[0][i] * sr.block_bytes, sr.block_bytes) != 0) {
 			return 0;
 		}
@@ -490,8 +490,7 @@ int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to)
 
 /* ---- the stand-in for the ranks -------------------------------------------------------------- */
 
-/* Blocks of a part that could be read. */
-static kvc_space_t *await_space(uint32_t number, uint32_t mem)
+kvc_space_t *sr_await_space(uint32_t number, uint32_t mem)
 {
 	assert_true(number < SR_NAMES);
 	for (uint32_t i = 0; i < 1000 && !open_numbered(number, mem); i++) {
@@ -501,6 +500,7 @@ static kvc_space_t *await_space(uint32_t number, uint32_t mem)
 	return number ? sr.named[number].space[mem] : sr.space[mem];
 }
 
+/* Blocks of a part that could be read. */
 static uint32_t read_part(uint32_t number, const kvx_msg_part_t *part, uint32_t flags)
 {
 	const uint32_t *ids = kvx_msg_part_ids(part), last = part->first + part->n;
@@ -512,7 +512,7 @@ static uint32_t read_part(uint32_t number, const kvx_msg_part_t *part, uint32_t 
 	    (part->mem != KVX_HOST_MEM && sr.fail_device != KVC_OK)) {
 		return 0;
 	}
-	space = await_space(number, part->mem);
+	space = sr_await_space(number, part->mem);
 	(void)kvc_poll(sr.kvc, 0);
 	if (kvc_lease_import(space, &part->lease, &lease) != KVC_OK) {
 		return 0;
@@ -621,7 +621,7 @@ static void do_save(const kvx_msg_save_t *save)
 	(void)kvc_poll(sr.kvc, 0);
 	if (sr.drop_saves || (device ? sr.drop_device_saves : sr.drop_host_saves) ||
 	    (sr.plan.failed_blocks && !complete) ||
-	    kvc_put_import(await_space(save->space, (uint32_t)device), &save->put, &sr.writer, &put) != KVC_OK) {
+	    kvc_put_import(sr_await_space(save->space, (uint32_t)device), &save->put, &sr.writer, &put) != KVC_OK) {
 		kvx_report_dropped_t *record = kvx_msg_add_record(&sr.report, KVX_RECORD_DROPPED, sizeof *record);
 
 		record->put = save->put.id;
@@ -644,7 +644,7 @@ static void do_save(const kvx_msg_save_t *save)
 	}
 }
 
-static void take_name(const kvx_msg_space_t *space)
+void sr_take_name(const kvx_msg_space_t *space)
 {
 	if (space->number > 0 && space->number < SR_NAMES) {
 		(void)snprintf(sr.named[space->number].weights, sizeof sr.named->weights, "%.*s",
@@ -660,7 +660,7 @@ static void take_record(const kvx_record_header_t *record, int act)
 
 	switch (record->type) {
 	case KVX_RECORD_SPACE:
-		take_name(at);
+		sr_take_name(at);
 		sr.plan.spaces++;
 		break;
 	case KVX_RECORD_LOAD:
@@ -732,6 +732,9 @@ static size_t take_message(int act)
 	if (sr.kvc) {
 		(void)kvc_poll(sr.kvc, 0); /* it has a thread of its own for that in life */
 	}
+	if (sr.ranks) {
+		sr.ranks(bytes, len);
+	}
 	if (len == 0) {
 		return 0;
 	}
@@ -739,7 +742,7 @@ static size_t take_message(int act)
 	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
 	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
 	while ((record = kvx_msg_next(&cursor)) != NULL) {
-		take_record(record, act);
+		take_record(record, act && !sr.ranks);
 		trace(record);
 	}
 	assert_false(cursor.bad);

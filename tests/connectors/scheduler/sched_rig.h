@@ -104,6 +104,7 @@ typedef struct sr {
 	sr_request_t *requests[SR_REQUESTS];    /* all that were made */
 	uint32_t request_count;
 	sr_plan_t plan;
+	void (*ranks)(const void *message, size_t len); /* of a universe, in place of the stand-in; len 0: none */
 	/* what the half calls */
 	uint64_t ahead_ns;              /* of its clock, before the rest of the process */
 	int no_memory;                  /* every allocation fails */
@@ -135,6 +136,8 @@ void sr_request(sr_request_t *request, const char *id, uint32_t seed, uint32_t s
 void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh);
 /* The engine computes blocks [from, to): their bytes are written. */
 void sr_compute(const sr_request_t *request, uint32_t from, uint32_t to);
+/* What the block must hold, in `block_bytes` bytes. */
+void sr_content(const sr_request_t *request, uint32_t group, uint32_t block, uint8_t *out);
 /* Blocks [from, to) hold what they must. */
 int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to);
 
@@ -160,6 +163,9 @@ uint32_t sr_step_saves(const sr_request_t *request, uint32_t computed);
 void *sr_begin_report(uint32_t type, size_t size);
 void sr_give_report(void);
 void sr_report_loaded(uint64_t number, uint32_t blocks);
+/* The stand-in's space of that number, which a message has named: what the message says of it. */
+void sr_take_name(const kvx_msg_space_t *space);
+kvc_space_t *sr_await_space(uint32_t number, uint32_t mem);
 /* Write the save that `hold_saves` has kept, and hold none from now on. */
 void sr_release_save(void);
 /* Write those that `hold_host_saves` has kept; others go on. */
