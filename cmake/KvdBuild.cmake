@@ -31,7 +31,7 @@ if(KVD_SANITIZE)
 	endif()
 	find_program(KVD_MOLD mold DOC "A fast linker: sanitizers make programs large")
 	if(KVD_MOLD)
-		add_link_options(-fuse-ld=mold)
+		add_link_options(-fuse-ld=mold -Wl,-z,norelro) # with 1.10.1 the protected part may begin in a page that is not mapped
 	endif()
 endif()
 if(KVD_FUZZ)
