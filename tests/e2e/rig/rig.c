@@ -439,6 +439,7 @@ static int metric_within(const rig_t *rig, const char *name, uint64_t low, uint6
 
 	while ((value < low || value > high) && rig_now_ms() < deadline) {
 		usleep(5000);
+		kvc = kvc ? kvc : observer(rig); /* sessions that have just been left may count still */
 		value = rig_number(kvc, name);
 	}
 	kvc_detach(kvc);
