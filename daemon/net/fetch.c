@@ -53,7 +53,7 @@ typedef struct batch {
 	kvc_put_t *put;
 	kvd_buffer_t *buffer;
 	kvd_copy_t *copy;  /* NULL: not begun */
-	uint64_t since_ns; /* COMING, or a put that was refused */
+	uint64_t since_ns; /* COMING, on the clock peer_ns; or a put that was refused */
 	uint64_t busy_ns;  /* since when there is no room for the put; 0: there is */
 	int below_refused; /* its put was asked for below one that was refused */
 	uint64_t leaves[];
@@ -465,7 +465,7 @@ void *kvd_fetch_land(kvd_net_t *net, const kvd_envelope_t *envelope, size_t byte
 				continue;
 			}
 			batch->buffer->landing = 1;
-			fetch->peer->landed_ns = net->now_ns;
+			fetch->peer->landed_ns = net->peer_ns;
 			*p_object = batch->buffer;
 			return batch->buffer->data;
 		}
@@ -480,7 +480,7 @@ void kvd_fetch_landed(void *object, kv_status_t status)
 
 	buffer->landing = 0;
 	buffer->status = status;
-	buffer->peer->landed_ns = buffer->peer->net->now_ns;
+	buffer->peer->landed_ns = buffer->peer->net->peer_ns;
 	if (buffer->batch) {
 		buffer->batch->state = LANDED;
 	}
@@ -614,7 +614,7 @@ static kv_status_t make_room(kvd_fetch_t *fetch, batch_t *batch)
 	}
 	batch->buffer->batch = batch;
 	batch->state = COMING;
-	batch->since_ns = fetch->net->now_ns;
+	batch->since_ns = fetch->net->peer_ns;
 
 	return say_go(fetch, batch, 0);
 }
@@ -695,7 +695,7 @@ static kv_status_t wait_for_bytes(kvd_fetch_t *fetch, const batch_t *batch)
 {
 	const uint64_t landed = fetch->peer->landed_ns, since = landed > batch->since_ns ? landed : batch->since_ns;
 
-	if (fetch->net->now_ns - since > fetch->net->config->timeout_ns) {
+	if (fetch->net->peer_ns - since > fetch->net->config->timeout_ns) {
 		kvd_net_peer_break(fetch->peer, KV_ERR_TIMEOUT, "bytes that were asked for did not come");
 		return KV_ERR_PRODUCER_LOST;
 	}

@@ -348,7 +348,6 @@ static kvd_link_t *create(const kvd_link_config_t *config, int fd)
 	link->fd = fd;
 	link->tls = config->key ? kvd_tls_dial(fd, config->key) : kvd_tls_accept(fd, config->ring);
 	link->is_dialler = config->key != NULL;
-	link->born_ns = link->heard_ns = link->pinged_ns = link->now_ns = kv_now_ns(&kv_env_posix);
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	if (!link->tls) {
 		kvd_link_free(link);
@@ -446,7 +445,10 @@ static void check_time(kvd_link_t *link)
 
 void kvd_link_progress(kvd_link_t *link, uint64_t now_ns)
 {
-	link->now_ns = now_ns > link->now_ns ? now_ns : link->now_ns; /* it may be younger than its caller's clock */
+	if (link->now_ns == 0) {
+		link->born_ns = link->heard_ns = link->pinged_ns = now_ns;
+	}
+	link->now_ns = now_ns;
 	if (link->state == KVD_LINK_CONNECTING) {
 		finish_connecting(link);
 	}

@@ -56,7 +56,7 @@ void kvd_link_free(kvd_link_t *link);
 
 int kvd_link_fd(const kvd_link_t *link);
 short kvd_link_events(const kvd_link_t *link); /* for poll() */
-/* Take what has come, send what waits, look at the clock. */
+/* Take what has come, send what waits, look at the clock: the caller's, on which it is born in the first call. */
 void kvd_link_progress(kvd_link_t *link, uint64_t now_ns);
 
 /* Queue a message. KV_ERR_CLOSED: the link is not open; KV_ERR_BUSY: KVD_LINK_OUT_MAX bytes wait (not

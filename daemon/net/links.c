@@ -81,7 +81,7 @@ static void forget_error(kvd_net_peer_t *peer)
 static void step_stream(kvd_net_t *net, kvd_stream_t *stream, kvd_link_t *link)
 {
 	if (stream) {
-		net->moved |= kvd_stream_progress(stream, net->now_ns);
+		net->moved |= kvd_stream_progress(stream, net->peer_ns);
 		if (kvd_stream_state(stream) == KVD_STREAM_DEAD) {
 			kvd_link_fail(link, kvd_stream_status(stream), kvd_stream_why(stream));
 		}
@@ -191,7 +191,7 @@ static void dial_peer(kvd_net_peer_t *peer)
 /* It has become a stream, or it ends the link. */
 static void step_bytes_link(kvd_net_peer_t *peer)
 {
-	kvd_link_progress(peer->bytes_link, peer->net->now_ns);
+	kvd_link_progress(peer->bytes_link, peer->net->peer_ns);
 	if (kvd_link_state(peer->bytes_link) != KVD_LINK_DEAD) {
 		return;
 	}
@@ -206,7 +206,7 @@ static void step_open(kvd_net_peer_t *peer)
 {
 	const int was_up = kvd_net_peer_state(peer) == KVD_PEER_UP;
 
-	kvd_link_progress(peer->link, peer->net->now_ns);
+	kvd_link_progress(peer->link, peer->net->peer_ns);
 	if (peer->bytes_link) {
 		step_bytes_link(peer);
 	}
@@ -527,7 +527,7 @@ static void step_inbound(kvd_net_t *net)
 	while (*at) {
 		kvd_inbound_t *inbound = *at;
 
-		kvd_link_progress(inbound->link, net->now_ns);
+		kvd_link_progress(inbound->link, net->peer_ns);
 		if (inbound->ep && kvd_ucx_is_broken(inbound->ep)) {
 			kvd_link_fail(inbound->link, KV_ERR_CLOSED, "its UCX connection has broken");
 		}

@@ -157,7 +157,7 @@ static void run(void)
 	uint32_t reported_up = 0;
 
 	while (1) {
-		net_.now_ns = kv_now_ns(&kv_env_posix);
+		kvd_net_set_time(&net_, kv_now_ns(&kv_env_posix));
 		net_.moved = 0;
 		if (kvd_net_take_orders(&net_) != KV_OK) {
 			return;
@@ -205,7 +205,7 @@ int main(int argc, char **argv)
 	kv_log_set_level((kv_log_level_t)config_.log_level);
 	net_.config = &config_;
 	net_.listen_fd = -1;
-	net_.now_ns = kv_now_ns(&kv_env_posix);
+	kvd_net_set_time(&net_, kv_now_ns(&kv_env_posix));
 	net_.ucx_ns = strcmp(config_.transports, KVD_PEERS_TLS) == 0 ? UINT64_MAX : 0;
 	status = kv_random_check(&kv_env_posix);
 	if (status == KV_OK) {

@@ -64,7 +64,7 @@ struct kvd_net_peer {
 	uint64_t retry_ns;        /* no link: when to dial */
 	kvd_inbound_t *inbound;
 	kvd_buffer_t *buffers; /* landing windows */
-	uint64_t landed_ns;    /* when something has begun or ceased to land */
+	uint64_t landed_ns;    /* when something has begun or ceased to land, on the clock peer_ns */
 	uint64_t buffer_bytes;
 	uint64_t last_batch; /* of its OFFERs on this link */
 	uint32_t fetching, serving;
@@ -83,7 +83,8 @@ struct kvd_net {
 	int hears_all;   /* UCX: the kernel cannot keep strangers from its port */
 	uint64_t ucx_ns; /* when to try again; UINT64_MAX: never */
 	uint64_t now_ns;
-	int moved; /* in this iteration: another one follows at once */
+	uint64_t peer_ns; /* the clock of what peers fail to do: it stands while this process does */
+	int moved;        /* in this iteration: another one follows at once */
 	uint64_t next_id;
 	kvd_net_peer_t peers[KVD_PEERS_MAX];
 	uint32_t peer_count;
@@ -146,6 +147,8 @@ kvd_net_peer_t *kvd_net_peer_find(kvd_net_t *net, const char *name);
 kvd_peer_state_t kvd_net_peer_state(const kvd_net_peer_t *peer);
 /* Our link to it; NULL: it is down. */
 kvd_link_t *kvd_net_peer_link(kvd_net_peer_t *peer);
+/* The time of this iteration of the loop, on both clocks. */
+void kvd_net_set_time(kvd_net_t *net, uint64_t now_ns);
 /* Until this deadline; 0: it has passed. */
 uint32_t kvd_net_left_ms(const kvd_net_t *net, uint64_t deadline_ns);
 /* It does not do what it should: the link ends, and so does everything that waits for it. */

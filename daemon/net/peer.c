@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define ITERATION_MAX_NS UINT64_C(100000000) /* twice as long as the loop waits */
+
 kvd_net_peer_t *kvd_net_peer_find(kvd_net_t *net, const char *name)
 {
 	for (uint32_t i = 0; i < net->peer_count; i++) {
@@ -17,6 +19,17 @@ kvd_net_peer_t *kvd_net_peer_find(kvd_net_t *net, const char *name)
 kvd_link_t *kvd_net_peer_link(kvd_net_peer_t *peer)
 {
 	return peer->link && kvd_link_state(peer->link) == KVD_LINK_OPEN ? peer->link : NULL;
+}
+
+/* Between two iterations the process may have been stopped, or the machine too busy to run it. A peer could do nothing
+ * meanwhile that would have been seen, so it answers for no more than an iteration that was on time. Deadlines of
+ * transfers are promises to engines, and go on. */
+void kvd_net_set_time(kvd_net_t *net, uint64_t now_ns)
+{
+	const uint64_t passed = now_ns - net->now_ns;
+
+	net->peer_ns += net->now_ns == 0 || passed < ITERATION_MAX_NS ? passed : ITERATION_MAX_NS;
+	net->now_ns = now_ns;
 }
 
 uint32_t kvd_net_left_ms(const kvd_net_t *net, uint64_t deadline_ns)

@@ -1,8 +1,6 @@
 /* Messages on a TLS connection. */
 #include "net/stream.h"
 
-#include "kv/env.h"
-
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,9 +262,7 @@ kvd_stream_t *kvd_stream_open(const kvd_bytes_ops_t *ops, void *ctx, kvd_tls_t *
 				 .fd = fd,
 				 .is_owner = is_owner,
 				 .state = is_owner ? KVD_STREAM_OPEN : KVD_STREAM_WAITING,
-				 .silence_ns = silence_ns,
-				 .born_ns = kv_now_ns(&kv_env_posix)};
-	stream->sent_ns = stream->born_ns;
+				 .silence_ns = silence_ns};
 	stream->last = &stream->pushes;
 	if (kvd_tls_buffer(tls, is_owner) != KV_OK || (is_owner && queue(stream, &answer, NULL, 0, NULL) != KV_OK)) {
 		kvd_stream_free(stream);
@@ -299,6 +295,9 @@ int kvd_stream_progress(kvd_stream_t *stream, uint64_t now_ns)
 {
 	size_t n = 1, received = 0, sent = 0;
 
+	if (stream->born_ns == 0) {
+		stream->born_ns = stream->sent_ns = now_ns;
+	}
 	while (stream->state != KVD_STREAM_DEAD && received < TURN_BYTES && (n = receive_part(stream)) > 0) {
 		received += n;
 	}

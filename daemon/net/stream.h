@@ -29,7 +29,8 @@ void kvd_stream_free(kvd_stream_t *stream);
 
 int kvd_stream_fd(const kvd_stream_t *stream);
 short kvd_stream_events(const kvd_stream_t *stream); /* for poll() */
-/* 1: it did its part, and there is more, perhaps where poll() does not look. */
+/* On the caller's clock, on which it is born in the first call. 1: it did its part, and there is more, perhaps where
+ * poll() does not look. */
 int kvd_stream_progress(kvd_stream_t *stream, uint64_t now_ns);
 
 /* Push runs of memory as one message, behind those before it. The envelope and the runs are copied. Another status than

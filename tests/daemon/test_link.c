@@ -381,6 +381,7 @@ KV_TEST_BETWEEN(p5_a_slow_handshake_is_ended, init_both("key", "key"), end_both(
 {
 	dial_link(&a_);
 	accept_link(&b_);
+	step_link(&b_);
 	while (take_sent(&a_) == 0) {
 	}
 	for (size_t i = 0; i + 1 < a_.sent_len && kvd_link_state(b_.link) != KVD_LINK_DEAD; i++) {

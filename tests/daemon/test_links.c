@@ -114,7 +114,7 @@ static void start_net(const char *peer_host)
 	kvd_pair_key_init(&key_, "b", "a", kv_slice_str(KEY));
 	net_.config = &config_;
 	net_.listen_fd = -1;
-	net_.now_ns = kv_now_ns(&kv_env_posix);
+	kvd_net_set_time(&net_, kv_now_ns(&kv_env_posix));
 	assert_int_equal(kvd_net_peers_open(&net_, why, sizeof why), KV_OK);
 	assert_true(net_.listen_fd >= 0);
 	net_.peers[0].retry_ns = UINT64_MAX; /* it does not dial, unless the test wants it */
@@ -411,6 +411,63 @@ KV_TEST_BETWEEN(p10_bytes_go_to_the_connection_that_has_the_ticket_and_to_one, s
 	for (uint32_t i = 0; i < 3; i++) {
 		kvd_link_free(links[i]);
 	}
+	kvd_link_free(dialled_);
+}
+
+/* ---- time in which the process stands still -------------------------------------------------- */
+
+static void stand_still(void)
+{
+	kvd_net_set_time(&net_, net_.now_ns + 10 * config_.timeout_ns);
+	kvd_net_peers_step(&net_);
+}
+
+/* How long it takes until the link has ended; the peer says all that it has to say on it. */
+static uint64_t run_until_cut(int peer_runs)
+{
+	const uint64_t before = net_.now_ns;
+
+	while (net_.inbound && net_.now_ns - before < 3 * config_.timeout_ns) {
+		kvd_net_set_time(&net_, net_.now_ns + UINT64_C(50000000));
+		if (peer_runs) {
+			kvd_link_progress(dialled_, net_.peer_ns);
+		}
+		kvd_net_peers_step(&net_);
+	}
+
+	return net_.now_ns - before;
+}
+
+/* Stopped by a signal, or on a machine with too much to do: what a peer says, or reads, is not seen meanwhile. */
+KV_TEST_BETWEEN(p6_a_peer_is_not_cut_off_for_time_that_this_side_stood_still, start_net("127.0.0.1"), end_net())
+{
+	dial_as_peer();
+	assert_int_equal(serve_peer(), KVD_LINK_OPEN);
+	stand_still();
+	assert_non_null(net_.inbound);
+	assert_in_range(run_until_cut(0), config_.timeout_ns / 2, 2 * config_.timeout_ns);
+	assert_non_null(strstr(net_.peers[0].error, "nothing was heard"));
+	kvd_link_free(dialled_);
+}
+
+KV_TEST_BETWEEN(p6_a_slow_reader_is_not_cut_off_for_time_that_this_side_stood_still, start_net("127.0.0.1"), end_net())
+{
+	static uint8_t bytes[32u << 20]; /* more than sockets hold */
+	const struct iovec run = {bytes, sizeof bytes};
+	kvd_link_t *link;
+
+	take_ticket((kv_slice_t){NULL, 0});
+	link = dial_bytes(ticket_, 0);
+	assert_int_equal(kvd_stream_push(net_.peers[0].inbound->stream, &(kvd_envelope_t){.batch = 1}, &run, 1, NULL),
+			 KV_OK);
+	for (uint32_t i = 0; i < STEPS; i++) {
+		kvd_net_peers_step(&net_); /* the sockets are full */
+	}
+	stand_still();
+	assert_non_null(net_.inbound);
+	assert_in_range(run_until_cut(1), config_.timeout_ns / 2, 2 * config_.timeout_ns);
+	assert_non_null(strstr(net_.peers[0].error, "does not read"));
+	kvd_link_free(link);
 	kvd_link_free(dialled_);
 }
 

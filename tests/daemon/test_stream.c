@@ -488,7 +488,10 @@ KV_TEST_BETWEEN(p10_an_owner_that_is_told_something_ends_the_stream, open_stream
 
 KV_TEST_BETWEEN(p5_a_stream_without_an_answer_is_ended, open_streams(), close_streams())
 {
-	(void)kvd_stream_progress(asker_.stream, kv_now_ns(&kv_env_posix) + 2 * KVD_STREAM_ANSWER_NS);
+	(void)kvd_stream_progress(asker_.stream, 1);
+	(void)kvd_stream_progress(asker_.stream, 1 + KVD_STREAM_ANSWER_NS);
+	assert_int_equal(kvd_stream_state(asker_.stream), KVD_STREAM_WAITING);
+	(void)kvd_stream_progress(asker_.stream, 2 + KVD_STREAM_ANSWER_NS);
 	assert_int_equal(kvd_stream_status(asker_.stream), KV_ERR_TIMEOUT);
 }
 

@@ -263,8 +263,9 @@ void wire_step(wire_t *wire)
 {
 	const uint64_t ns = kv_test_below(wire->rng, 20000);
 
-	wire->net[0].now_ns += ns;
-	wire->net[1].now_ns += ns;
+	for (uint32_t i = 0; i < 2; i++) {
+		kvd_net_set_time(&wire->net[i], wire->net[i].now_ns + ns);
+	}
 	switch (kv_test_below(wire->rng, 6)) {
 	case 0:
 	case 1:
