@@ -28,6 +28,8 @@
 #define KVD_NET_BATCH_BYTES (4u << 20) /* of one message, or one block */
 #define KVD_NET_FETCHES_MAX 1024u
 #define KVD_NET_SERVES_MAX  256u /* of one peer */
+#define KVD_NET_PUSHES_MAX                                                                                             \
+	4u /* to one peer: UCX sends all that it has at a time, and then all of it arrives at the end */
 
 typedef struct kvd_net kvd_net_t;
 typedef struct kvd_net_peer kvd_net_peer_t;
@@ -68,6 +70,8 @@ struct kvd_net_peer {
 	uint64_t buffer_bytes;
 	uint64_t last_batch; /* of its OFFERs on this link */
 	uint32_t fetching, serving;
+	uint32_t
+		pushes; /* under way, each under a lease: also those of transfers that it has finished, or of a link before */
 	kvd_peer_counts_t counts;
 	char error[160];
 };

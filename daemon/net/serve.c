@@ -14,8 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PUSHES_MAX 4u /* to one peer: UCX sends all that it has at a time, and then all of it arrives at the end */
-
 typedef enum state { WAITING, LEASING, OFFERING, ENDED } state_t;
 
 /* One message of bytes. */
@@ -259,6 +257,7 @@ void kvd_serve_pushed(void *object, kv_status_t status)
 		serve->failed = status;
 	}
 	batch->pushing = 0;
+	serve->peer->pushes--;
 	drop_batch(batch);
 }
 
@@ -288,9 +287,11 @@ static kv_status_t push(batch_t *batch)
 	memcpy(envelope.ticket, batch->ticket, sizeof envelope.ticket);
 	batch->wanted = 0;
 	batch->pushing = 1;
+	serve->peer->pushes++;
 	kv_status_t status = kvd_net_push(serve->from, &envelope, runs, n, batch);
 	if (status != KV_OK) {
 		batch->pushing = 0;
+		serve->peer->pushes--;
 	}
 
 	return status;
@@ -300,18 +301,16 @@ static kv_status_t push(batch_t *batch)
 static batch_t *next_wanted(const kvd_inbound_t *from)
 {
 	batch_t *oldest = NULL;
-	uint32_t pushing = 0;
 
 	for (kvd_serve_t *serve = from->net->serves; serve; serve = serve->next) {
 		for (batch_t *batch = serve->from == from ? serve->batches : NULL; batch; batch = batch->next) {
-			pushing += batch->pushing != 0;
 			if (batch->wanted && serve->state != ENDED && (!oldest || batch->id < oldest->id)) {
 				oldest = batch;
 			}
 		}
 	}
 
-	return pushing < PUSHES_MAX ? oldest : NULL;
+	return oldest && from->peer->pushes < KVD_NET_PUSHES_MAX ? oldest : NULL;
 }
 
 static void push_wanted(kvd_inbound_t *from)

@@ -425,6 +425,61 @@ KV_TEST(p4_a_fetch_whose_consumer_does_not_come_leaves_nothing)
 	end_all();
 }
 
+static void give_up_fetches(void)
+{
+	kvd_net_t *nets = wire_.net;
+
+	while (nets[1].fetches || nets[0].peers[0].serving > 0) {
+		kvd_net_set_time(&nets[1], nets[1].now_ns + WAIT * UINT64_C(1000000));
+		wire_step(&wire_);
+	}
+}
+
+/* The asker has said GO for the bytes of a transfer, and for some time since. */
+static void step_until_go(uint32_t transfers)
+{
+	const uint32_t pushes = transfers < KVD_NET_PUSHES_MAX ? transfers : KVD_NET_PUSHES_MAX;
+	const uint64_t deadline = rig_now_ms() + WAIT;
+
+	while (kvd_fetch_in_flight(&wire_.net[1].peers[0]) == 0 || wire_pushes() < pushes) {
+		assert_true(rig_now_ms() < deadline);
+		wire_step(&wire_);
+	}
+	for (uint32_t steps = 0; steps < 2000; steps++) {
+		wire_step(&wire_);
+	}
+}
+
+/* A peer asks, says that there is room, and gives up, again and again: nothing of what is being pushed is let go of
+ * before its end, so all of it counts. */
+KV_TEST(p5_pushes_of_transfers_that_were_given_up_are_counted)
+{
+	uint32_t most = 0;
+
+	wire_.still = 1;
+	for (uint32_t i = 0; i < 3 * KVD_NET_PUSHES_MAX; i++) {
+		talk_t talk = {.number = ++number_, .n = 1, .is_prefix = 1};
+
+		user_tokens(talk.number, talk.n, talk.tokens);
+		user_keys(&users_[0], talk.number, talk.n, talk.keys[0]);
+		assert_int_equal(user_put(&users_[0], talk.keys[0], 0, talk.n, 0, NULL), KVC_OK);
+		ask_for_talk(&talk);
+		step_until_go(i + 1);
+		most = most > wire_pushes() ? most : wire_pushes();
+		give_up_fetches();
+		kvc_handover_done(talk.wanted, 0);
+	}
+	assert_int_equal(most, KVD_NET_PUSHES_MAX);
+	assert_int_equal(wire_pushes(), KVD_NET_PUSHES_MAX);
+	wire_.still = 0;
+	end_all();
+	assert_int_equal(wire_.net[0].peers[0].pushes, 0);
+	for (uint32_t i = 0; i < SEEDS / 10; i++) {
+		play(NONE);
+	}
+	check_quiet();
+}
+
 /* Of one block, at the beginning of the prompt. */
 static kv_status_t offer_block(uint64_t batch)
 {

@@ -293,6 +293,17 @@ int wire_is_quiet(const wire_t *wire)
 	       w_.accepted.state == KVD_LINK_OPEN;
 }
 
+uint32_t wire_pushes(void)
+{
+	uint32_t n = 0;
+
+	for (const push_t *push = w_.pushes; push; push = push->next) {
+		n += push->sender != NULL;
+	}
+
+	return n;
+}
+
 kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char *transfer, int is_prefix,
 		       const uint32_t *tokens, uint32_t n_tokens)
 {

@@ -30,6 +30,8 @@ void wire_step(wire_t *wire);
 void wire_cut(wire_t *wire);
 /* Nothing is under way, and nothing is kept for it. */
 int wire_is_quiet(const wire_t *wire);
+/* Pushes that the owner has not heard the end of. */
+uint32_t wire_pushes(void);
 /* What the asker's daemon would order, as wire->order. */
 kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char *transfer, int is_prefix,
 		       const uint32_t *tokens, uint32_t n_tokens);
