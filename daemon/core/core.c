@@ -269,7 +269,7 @@ static kv_status_t reset_space(kvd_core_t *core, uint32_t ns, kvd_member_t id, u
 			       : status;
 }
 
-static const char *detail_of(kv_status_t status)
+static const char *detail_of(const kvd_core_t *core, kv_status_t status)
 {
 	switch (status) {
 	case KV_ERR_ARG:
@@ -280,8 +280,7 @@ static const char *detail_of(kv_status_t status)
 	case KV_ERR_UNSUPPORTED:
 		return "the space has no such group";
 	case KV_ERR_BUSY:
-		return "instance.max_pinned, instance.max_unfinished, handover.max_bytes or the namespace's share "
-		       "(share.cpu) is reached, or nothing can be evicted; try again later, or raise it";
+		return core->why_busy;
 	default:
 		return NULL;
 	}
@@ -359,13 +358,14 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 	kv_status_t status;
 
 	core->now_ns = kv_now_ns(core->env);
+	core->why_busy = NULL;
 	status = handle_request(core, ask, reply);
 	if (ask->code != KV_CODE_PUT_START) { /* its answer goes out before any notice about the put */
 		kvd_puts_run(core);
 	}
 	kvd_events_flush(core);
 	if (detail) {
-		*detail = detail_of(status);
+		*detail = detail_of(core, status);
 	}
 
 	return status;

@@ -132,6 +132,9 @@ static kv_status_t fake_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t
 	uint32_t i = fake->cap;
 
 	kv_assert(slot_class < fake->class_count && (state == KVS_PUT || state == KVS_FILLING));
+	if (fake->untouched) {
+		return KV_ERR_BUSY;
+	}
 	if (fake->file_slots) {
 		i = pick_in_files(fake, slot_class);
 	} else if (fake->free_count > 0 && is_allowed(fake, slot_class, 1)) {

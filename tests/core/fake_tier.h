@@ -81,6 +81,7 @@ typedef struct fake_tier {
 	kv_status_t flush_status;                     /* how flushes end */
 	kv_status_t withdraw_refuse, withdraw_status; /* withdrawals: not taken; how they end */
 	uint64_t withdrawals;
+	int untouched;          /* no slot's memory is ready: BUSY */
 	int off;                /* stores are refused: TIER_OFF */
 	int dark;               /* and loads */
 	uint32_t lose_percent;  /* of polls that end with the loss of one READY slot */

@@ -102,6 +102,7 @@ STAGE_TEST(p5_promotions_leave_room_for_hand_overs,
 	put_end(&put[1]);
 	u_settle(&u_);
 	assert_int_equal(u_put_start(&u_, d_, &space_, &fork_[12], 0, 1, KV_PUT_YIELD, &put[2], &started), KV_ERR_BUSY);
+	assert_non_null(strstr(u_.detail, "half of the namespace's share"));
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 }
@@ -118,6 +119,7 @@ STAGE_TEST(p5_hand_overs_and_leases_end_at_the_share_together, stage_share(32 * 
 	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 28, 0, &lease, &reply), KV_OK);
 	assert_int_equal(reply.n, 28);
 	assert_int_equal(send_first("t", 13, U_FULL, 0), KV_ERR_BUSY); /* 28, and 5 more */
+	assert_non_null(strstr(u_.detail, "handover.max_bytes"));
 	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
 	universe_check(&u_);
 	assert_int_equal(send_it(to_send_tail("tail", tail, 1)), KV_ERR_BUSY);

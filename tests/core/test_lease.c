@@ -60,6 +60,7 @@ STAGE_TEST(p5_pinned_bytes_and_leases_are_capped, stage(64, 0))
 	assert_int_equal(reply_.n, 30);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_ACQUIRE_SHORTENED), 1);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 40, 0, &lease2_, &reply_), KV_ERR_BUSY);
+	assert_non_null(strstr(u_.detail, "instance.max_pinned"));
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
 	u_.core->config.max_leases = 1;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);

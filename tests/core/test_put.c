@@ -168,6 +168,29 @@ STAGE_TEST(p5_unfinished_bytes_are_capped, stage(64, 0))
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 5, 10), 5);
 }
 
+/* Of a put that is refused. */
+static void expect_why(const char *why)
+{
+	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 0, 1, 0, &other_, &reply_), KV_ERR_BUSY);
+	assert_non_null(strstr(u_.detail, why));
+}
+
+/* Each time what is really awaited, and no limit that is not reached. */
+STAGE_TEST(p5_a_refused_put_says_what_it_waits_for, stage(64, 0))
+{
+	u_.cpu.untouched = 1;
+	expect_why("memory of the pool is not ready yet");
+	assert_null(strstr(u_.detail, "limit"));
+	u_.cpu.untouched = 0;
+	u_.core->config.max_unfinished_bytes = 5 * 4096;
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 10, 0, &put_, &reply_), KV_OK);
+	expect_why("instance.max_unfinished");
+	u_.core->config.max_unfinished_bytes = UINT64_C(1) << 30;
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 64, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 59);
+	expect_why("nothing in it can be evicted");
+}
+
 static kv_status_t keep_put(uint64_t put)
 {
 	kv_msg_t ask = {.keep = {.put = put}}, reply;

@@ -504,13 +504,16 @@ kv_status_t u_request(universe_t *u, u_member_t *member, uint16_t code, const kv
 {
 	const kvd_member_rec_t *rec = member ? kvd_member_find(u->core, member->id) : NULL;
 	uint32_t ns = rec ? kvd_instance_at(u->core, rec->instance)->ns : u->ns[0];
+	kv_status_t status;
 
 	memset(reply, 0, sizeof *reply);
-
-	return kvd_core_request(
+	status = kvd_core_request(
 		u->core,
 		&(kvd_ask_t){.ns = ns, .member = member ? member->id : 0, .code = code, .frame_id = 1, .msg = ask},
 		reply, &u->detail);
+	assert_true(status != KV_ERR_BUSY || u->detail); /* what is awaited is said */
+
+	return status;
 }
 
 kv_status_t u_withdraw(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n)

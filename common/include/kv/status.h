@@ -19,7 +19,7 @@
 	X(PENDING, 3, REQUEST, LATER, 75, "the operation has not ended yet")                                           \
 	X(ERR_ARG, -1, REQUEST, NO, 64, "an argument is out of its range")                                             \
 	X(ERR_NOMEM, -2, REQUEST, LATER, 75, "out of memory")                                                          \
-	X(ERR_BUSY, -3, REQUEST, LATER, 75, "a limit is reached; try again later")                                     \
+	X(ERR_BUSY, -3, REQUEST, LATER, 75, "a limit is reached, or something is not ready yet; try again later")      \
 	X(ERR_FULL, -4, TIER, LATER, 75, "the tier is full and nothing in it can be evicted")                          \
 	X(ERR_TIMEOUT, -5, REQUEST, LATER, 75, "the deadline has passed")                                              \
 	X(ERR_PROTO, -6, SESSION, NO, 65, "the frame breaks the protocol")                                             \

@@ -55,6 +55,7 @@ struct kvd_core {
 		[KVD_MEMORIES]; /* those of a disk (0) or a memory that is full are not looked at before */
 	uint64_t stamp;         /* of touches */
 	uint64_t now_ns;        /* of the running call */
+	const char *why_busy;   /* of the running request; NULL: it is not refused with KV_ERR_BUSY */
 	uint64_t gauge_due_ns;
 	uint32_t gauge_ns; /* the namespace whose gauges are set next */
 
@@ -174,6 +175,16 @@ static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t index)
 static inline uint32_t kvd_id_index(uint64_t id)
 {
 	return (uint32_t)(id & ((1u << KVD_ID_BITS) - 1));
+}
+
+#define KVD_DISK_IS_BUSY "the disk tier is busy with other writes; try again" /* for kvd_busy() */
+
+/* The running request is refused until later: `why` names what is awaited, or the limit, and what to change. Static. */
+static inline kv_status_t kvd_busy(kvd_core_t *core, const char *why)
+{
+	core->why_busy = why;
+
+	return KV_ERR_BUSY;
 }
 
 /* A member has gone, or a space has another epoch: entries with them end in quanta. */

@@ -12,6 +12,11 @@
 
 #include "core/base/core_impl.h"
 
+/* For kvd_busy(). */
+#define KVD_SHARE_IS_FULL                                                                                              \
+	"the namespace's share (share.cpu, of a GPU's memory likewise) is pinned or unfinished as a whole; release "   \
+	"leases and hand-overs, or raise it"
+
 static inline kvd_resource_t kvd_share_resource(uint32_t memory)
 {
 	return memory == KVD_HOST_MEM ? KVD_SHARE_CPU : (kvd_resource_t)(KVD_SHARE_GPU + memory - 1u);

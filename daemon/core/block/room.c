@@ -31,15 +31,28 @@ static kv_status_t alloc_or_evict(kvd_core_t *core, uint32_t slot_class, kvd_set
 		/* A file of another class is on its way: the request waits, and the class keeps its blocks (decision
 		 * 025). */
 		if (t == KVD_DISK && kvd_class_expects_slots(core, slot_class, t)) {
-			return KV_ERR_BUSY;
+			return kvd_busy(core,
+					"a file of the disk tier is on its way from another namespace; try again");
 		}
 		if (kvd_make_room(core, slot_class, t) != KV_OK) {
-			return KV_ERR_BUSY;
+			break;
 		}
 		status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
 	}
 
-	return status == KV_ERR_FULL ? KV_ERR_BUSY : status;
+	if (status == KV_ERR_FULL) {
+		return kvd_busy(core,
+				"the tier is full, and nothing in it can be evicted: all is leased, handed over or "
+				"being written; release leases, or make the tier larger");
+	}
+	if (status == KV_ERR_BUSY) {
+		(void)kvd_busy(core, t == KVD_DISK
+					     ? KVD_DISK_IS_BUSY
+					     : "memory of the pool is not ready yet: the daemon is still touching "
+					       "it for the first time; try again");
+	}
+
+	return status;
 }
 
 kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)

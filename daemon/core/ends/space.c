@@ -730,7 +730,7 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, uint
 		return core->world.note_reset ? core->world.note_reset(core->world.ctx, &e) : KV_OK;
 	}
 	if (core->pending_resets >= MAX_PENDING_RESETS) {
-		return KV_ERR_BUSY;
+		return kvd_busy(core, KVD_DISK_IS_BUSY);
 	}
 	reset = kv_alloc(core->env, sizeof *reset);
 	if (!reset) {
@@ -747,7 +747,7 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, uint
 	status = status == KV_OK ? reset->status : status;
 	kv_free(core->env, reset);
 
-	return status;
+	return status == KV_ERR_BUSY ? kvd_busy(core, KVD_DISK_IS_BUSY) : status;
 }
 
 kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,

@@ -46,7 +46,7 @@ kv_status_t kvd_withdraw(kvd_core_t *core, const kvd_ask_t *ask)
 		return KV_ERR_ARG;
 	}
 	if (core->pending_withdrawals >= MAX_PENDING) {
-		return KV_ERR_BUSY;
+		return kvd_busy(core, KVD_DISK_IS_BUSY);
 	}
 	withdrawal = kv_alloc(core->env, bytes_of(msg->keys.len / KV_KEY_BYTES));
 	if (!withdrawal) {

@@ -9,7 +9,8 @@ kv_status_t kvd_handover_refuse(kvd_core_t *core, kvd_handover_call_t *call, uin
 	kvd_count_ns(core, call->space->ns, KV_NM_HANDOVERS_REFUSED, 1);
 	call->refused = bytes;
 
-	return KV_ERR_BUSY;
+	return kvd_busy(core, "hand-overs keep as much as they may (handover.max_bytes, a quarter of the namespace's "
+			      "share), or the share is pinned as a whole; take or end some, or raise it");
 }
 
 /* Is there room for a pin on the block? What other entries, or other pins, keep already is not counted again.

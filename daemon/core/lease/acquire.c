@@ -72,6 +72,10 @@ static path_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const k
 	return path;
 }
 
+#define LEASES_ARE_FULL                                                                                                \
+	"the instance's leases keep as much as they may (instance.max_pinned; without it half of its namespace's "     \
+	"share, with its unfinished puts); release some, or raise it"
+
 /* As much of the path as the limits and the room allow: blocks (skip, n], and then perhaps the private one. */
 static void fit_path(kvd_core_t *core, const kvd_space_t *space, const kvd_instance_rec_t *instance, uint32_t skip,
 		     path_t *path)
@@ -86,6 +90,11 @@ static void fit_path(kvd_core_t *core, const kvd_space_t *space, const kvd_insta
 
 	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
 	kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, n > most ? 1 : 0);
+	if (n > most) {
+		(void)kvd_busy(core, KVD_SHARE_IS_FULL);
+	} else if (n < path->depth) {
+		(void)kvd_busy(core, LEASES_ARE_FULL);
+	}
 	path->n = n > most ? (uint32_t)most : n;
 	if (path->private_block != KVD_NONE) {
 		most += kvd_block_at(&core->ix, path->private_block)->pins.head != KVD_NONE ? 1 : 0;
@@ -214,7 +223,7 @@ static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_le
 		    kvd_share_pin_room(core, space->ns, space->slot_class) == 0) {
 			kvd_count(core, KV_M_SHARE_FULL, 1);
 			kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, 1);
-			return KV_ERR_BUSY;
+			return kvd_busy(core, KVD_SHARE_IS_FULL);
 		}
 		status = kvd_pin_create(core, id, KVD_PIN_LEASE, lease->id, &lease->pins[i]);
 		if (status != KV_OK) {
@@ -278,7 +287,7 @@ static kv_status_t acquire_unchained(kvd_core_t *core, const kvd_space_t *space,
 	draft.bytes = (ask->n - ask->skip) * core->classes[space->slot_class].slot_bytes;
 	draft.memory = core->classes[space->slot_class].memory;
 	if (draft.bytes > kvd_lease_room(core, instance, draft.memory)) {
-		return KV_ERR_BUSY;
+		return kvd_busy(core, LEASES_ARE_FULL);
 	}
 	status = kvd_lease_create(core, instance, &draft, &lease);
 	if (status != KV_OK) {

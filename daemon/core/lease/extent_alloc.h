@@ -39,6 +39,10 @@ kv_status_t kvd_extent_alloc_init(kvd_extent_alloc_t *alloc, kvd_obj_pool_t *ext
 				  uint32_t skip);
 void kvd_extent_alloc_fini(kvd_extent_alloc_t *alloc);
 
+/* For kvd_busy(). */
+#define KVD_LEASE_AREA_IS_FULL                                                                                         \
+	"instance.lease_area, the memory for slots of an instance's leases and puts, is full; end some, or raise it"
+
 /* KV_ERR_BUSY: no room. *p_extent names the room, *p_offset says where it starts. */
 kv_status_t kvd_extent_take(kvd_extent_alloc_t *alloc, uint64_t bytes, uint32_t *p_extent, uint64_t *p_offset);
 void kvd_extent_give(kvd_extent_alloc_t *alloc, uint32_t extent);

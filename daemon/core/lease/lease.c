@@ -100,6 +100,7 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 				 sizeof(kv_lease_header_t) + (uint64_t)(lease->n - lease->skip) * sizeof(uint32_t),
 				 &lease->extent, &offset);
 	if (status != KV_OK) {
+		(void)kvd_busy(core, KVD_LEASE_AREA_IS_FULL);
 		lease->extent = KVD_NONE;
 		kvd_lease_free(core, lease);
 		return status;

@@ -301,10 +301,33 @@ static kv_status_t take_already(kvd_core_t *core, kvd_put_t *put, uint32_t index
 		return KV_MISS;
 	}
 	if (!kvd_put_may_pin(core, put, id)) {
-		return KV_ERR_BUSY;
+		return kvd_busy(core, KVD_SHARE_IS_FULL);
 	}
 	kvd_entry_pin_block(core, put, index, id); /* room for the others must not be made by evicting it */
 	put->already++;
+
+	return KV_OK;
+}
+
+/* May it have one more slot? */
+static kv_status_t check_limits(kvd_core_t *core, const kvd_put_t *put, const kvd_instance_rec_t *instance)
+{
+	if (kvd_share_pin_room(core, put->ns, put->slot_class) == 0) {
+		kvd_count(core, KV_M_SHARE_FULL, 1);
+		kvd_count_ns(core, put->ns, KV_NM_SHARE_FULL, 1);
+		return kvd_busy(core, KVD_SHARE_IS_FULL);
+	}
+	if (kvd_share_instance_room(core, instance, core->classes[put->slot_class].memory,
+				    core->config.max_unfinished_bytes, instance->unfinished_bytes) < put->slot_bytes) {
+		return kvd_busy(core, "the instance has as many unfinished bytes as it may (instance.max_unfinished; "
+				      "without it half of its namespace's share, with its leases); end puts, or raise "
+				      "it");
+	}
+	if (put->yields && !kvd_share_may_promote(core, put->ns, put->slot_class)) {
+		kvd_count(core, KV_M_PUT_YIELDED, 1);
+		return kvd_busy(core, "copies of what is stored elsewhere leave half of the namespace's share to "
+				      "hand-overs");
+	}
 
 	return KV_OK;
 }
@@ -329,19 +352,9 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		if (put->unchained && kvd_pending_is_own(core, put, &entry->key)) {
 			return KV_ERR_ARG; /* the same key twice */
 		}
-		if (kvd_share_pin_room(core, put->ns, put->slot_class) == 0) {
-			kvd_count(core, KV_M_SHARE_FULL, 1);
-			kvd_count_ns(core, put->ns, KV_NM_SHARE_FULL, 1);
-			return KV_ERR_BUSY;
-		}
-		if (kvd_share_instance_room(core, draft->instance, core->classes[put->slot_class].memory,
-					    core->config.max_unfinished_bytes,
-					    draft->instance->unfinished_bytes) < put->slot_bytes) {
-			return KV_ERR_BUSY;
-		}
-		if (put->yields && !kvd_share_may_promote(core, put->ns, put->slot_class)) {
-			kvd_count(core, KV_M_PUT_YIELDED, 1);
-			return KV_ERR_BUSY;
+		status = check_limits(core, put, draft->instance);
+		if (status != KV_OK) {
+			return status;
 		}
 		kvd_put_get_meta(core, put, i, &meta);
 		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, &(kvd_use_t){KVS_PUT, put->id, &meta},
@@ -350,7 +363,7 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		 * (decision 025). */
 		if (status == KV_OK && !kvd_share_may_open(core, put->slot_class, entry->loc)) {
 			kvs_free(core->tier[KVD_CPU], entry->loc);
-			status = KV_ERR_BUSY;
+			status = kvd_busy(core, KVD_SHARE_IS_FULL);
 		}
 		if (status != KV_OK) {
 			entry->loc.slot = KV_SLOT_NONE;
@@ -439,13 +452,16 @@ static kv_status_t create_put(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	/* Before any slot: room for the children must not be made by evicting their parent. */
 	if (status == KV_OK && draft->base != KVD_NONE) {
 		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin_block(core, put, draft->base)
-								 : KV_ERR_BUSY;
+								 : kvd_busy(core, KVD_SHARE_IS_FULL);
 	}
 	if (status == KV_OK) {
 		status = kvd_extent_take(&draft->instance->extent_alloc,
 					 sizeof(kv_lease_header_t) + (uint64_t)draft->n * sizeof(uint32_t),
 					 &put->extent, p_offset);
-		put->extent = status == KV_OK ? put->extent : KVD_NONE;
+		if (status != KV_OK) {
+			(void)kvd_busy(core, KVD_LEASE_AREA_IS_FULL);
+			put->extent = KVD_NONE;
+		}
 	}
 	if (status == KV_OK) {
 		status = take_slots(core, put, draft);
