@@ -30,6 +30,8 @@
 
 #include <sys/types.h>
 
+#define KVD_FILES_REASON_MAX 384u
+
 typedef struct kvd_session kvd_session_t;
 typedef struct kvd_member_entry kvd_member_entry_t;
 typedef struct kvd_instance_entry kvd_instance_entry_t;
@@ -101,7 +103,9 @@ struct kvd_host {
 	uint32_t spare_count;
 	int accept_paused;
 	uint64_t accept_again_ns;
-	int unreachable; /* a socket of ours was removed and is not back: it has been said */
+	char few_files[KVD_FILES_REASON_MAX]; /* what the limit of descriptors does not permit; "": nothing */
+	int lacks_files;                      /* not even what the daemon itself may need */
+	int unreachable;                      /* a socket of ours was removed and is not back: it has been said */
 
 	/* storage and core */
 	kvs_tier_t *cpu;

@@ -8,6 +8,7 @@
 #include "cpu/slab/ledger.h"
 #include "cpu/slab/slab.h"
 
+#include "kv/system.h"
 #include "kvs/pool.h"
 
 #define KVS_POOL_MAX_CLASSES 256u
@@ -66,8 +67,9 @@ typedef struct kvs_pool {
 	kvs_prefault_t *prefault; /* NULL: off */
 	int huge;                 /* still asking for reserved huge pages */
 	int thp;
-	uint64_t carve_after_ns; /* the kernel refused memory: not asked again before */
-	uint32_t warming;        /* first slab of a class, just begun; KVS_NONE */
+	uint64_t carve_after_ns;       /* the system refused a slab: not asked again before */
+	char refused[KV_REFUSED_TEXT]; /* why, since the last one that was made; "": it did not */
+	uint32_t warming;              /* first slab of a class, just begun; KVS_NONE */
 	uint64_t warming_until_ns;
 	uint64_t look_ns;     /* slabs are looked at then (ready.c) */
 	uint32_t look_at;     /* the next of them */

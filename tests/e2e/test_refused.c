@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define NOBODY 65534
+#define FILL   140u /* puts of four blocks: more than the pool holds */
 
 static struct {
 	uint32_t call;
@@ -338,4 +339,100 @@ KV_TEST(p10_a_groups_limit_of_threads_is_named)
 			kv_test_skip("no process can be moved to a control group");
 		}
 	}
+}
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+static uint64_t descriptors_;
+
+static void limit_descriptors(void)
+{
+	const struct rlimit few = {descriptors_, descriptors_};
+
+	if (setrlimit(RLIMIT_NOFILE, &few) != 0) {
+		_exit(77);
+	}
+}
+
+/* Attach, and put as much as the pool has room for. */
+static kvc_status_t fill_pool(const rig_t *rig, user_t *user)
+{
+	const kvc_identity_t identity = user_identity("model");
+	kvc_status_t status = user_try(user, rig->sock, &identity);
+
+	for (uint32_t seed = 0; status == KVC_OK && seed < FILL; seed++) {
+		kvc_key_t keys[4];
+
+		user_keys(user, seed, 4, keys);
+		status = user_put(user, keys, 0, 4, 0, NULL);
+	}
+
+	return status;
+}
+
+/* However few there are: where no engine attaches for them, a put is refused or the pool stays small, the status says
+ * so, with the limit. */
+KV_TEST(p10_a_daemon_without_descriptors_is_not_healthy)
+{
+	uint32_t started = 0, served = 0;
+
+	for (descriptors_ = 16; descriptors_ < 48; descriptors_ += 2) {
+		static char out[1 << 16];
+		user_t user;
+		rig_t rig;
+		int result;
+
+		rig_init(&rig, 0);
+		rig.before = limit_descriptors;
+		result = rig_try(&rig);
+		if (result == -1) {
+			started++;
+			served += fill_pool(&rig, &user) == KVC_OK;
+			user_leave(&user);
+			assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 2);
+			assert_non_null(strstr(out, "NOT HEALTHY"));
+			assert_non_null(strstr(out, "LimitNOFILE"));
+		} else {
+			assert_int_equal(result, 75);
+		}
+		rig_fini(&rig);
+	}
+	assert_true(started > 8 && served > 4 && served < started);
+}
+
+static int status_has(kvc_t *kvc, const char *text)
+{
+	char *json = NULL;
+	int has;
+
+	assert_int_equal(kvc_document(kvc, KVC_DOC_STATUS, 0, &json, NULL), KVC_OK);
+	has = strstr(json, text) != NULL;
+	kvc_free(json);
+
+	return has;
+}
+
+static void put_some(user_t *user, uint64_t *p_seed)
+{
+	kvc_key_t keys[4];
+
+	user_keys(user, ++*p_seed, 4, keys);
+	(void)user_put(user, keys, 0, 4, 0, NULL);
+}
+
+/* Healthy again when the next slab can be made. */
+RIG_TEST(p10_a_pool_that_the_system_keeps_small_is_not_healthy, rig_begin_with(&rig_, 0, &user_, "model"))
+{
+	struct rlimit few = {3, 0}, before;
+	uint64_t seed = 0;
+
+	put_some(&user_, &seed);
+	assert_true(status_has(user_.kvc, "\"healthy\":true"));
+	assert_int_equal(prlimit(rig_.pid, RLIMIT_NOFILE, NULL, &before), 0);
+	few.rlim_max = before.rlim_max;
+	assert_int_equal(prlimit(rig_.pid, RLIMIT_NOFILE, &few, NULL), 0);
+	KV_AWAIT((put_some(&user_, &seed), status_has(user_.kvc, "the pool has fewer slabs")));
+	assert_true(status_has(user_.kvc, "RLIMIT_NOFILE") && status_has(user_.kvc, "\"healthy\":false"));
+	assert_int_equal(prlimit(rig_.pid, RLIMIT_NOFILE, &before, NULL), 0);
+	KV_AWAIT((put_some(&user_, &seed), status_has(user_.kvc, "\"healthy\":true")));
 }

@@ -42,8 +42,9 @@ static kv_status_t alloc_or_evict(kvd_core_t *core, uint32_t slot_class, kvd_set
 
 	if (status == KV_ERR_FULL) {
 		return kvd_busy(core,
-				"the tier is full, and nothing in it can be evicted: all is leased, handed over or "
-				"being written; release leases, or make the tier larger");
+				"the tier has no room, and nothing in it can be evicted: all is leased, handed over "
+				"or being written, or the system refuses it memory (kvctl status); release leases, "
+				"or make the tier larger");
 	}
 	if (status == KV_ERR_BUSY) {
 		(void)kvd_busy(core, t == KVD_DISK

@@ -10,6 +10,7 @@
 #include "base/process.h"
 
 #include "kv/json.h"
+#include "kv/system.h"
 #include "kvs/pool.h"
 
 #include <stdio.h>
@@ -107,46 +108,57 @@ static kvs_health_t disk_state(kvd_host_t *host, char *sentence, size_t cap)
 	return state.health;
 }
 
-/* What is not as good as it could be, one sentence each. */
-static void put_degraded(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *json)
+/* What is not as good as it could be, one sentence each. 1: nothing of it is for an operator to mend, as opposed to a
+ * fact of the machine or the configuration. */
+static int put_degraded(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *json)
 {
 	const kv_metrics_t *m = &host->metrics;
 	char disk[192];
 	const kvs_health_t health = disk_state(host, disk, sizeof disk);
 	char differs[KVD_DIFFERS_MAX + 64];
 	char net[KVD_NET_REASON_MAX], gpu[KVD_GPU_REASON_MAX];
+	const char *refusal = kvs_pool_refusal(host->cpu);
+	char pool[KV_REFUSED_TEXT + 64];
+	int healthy = 1;
 	const struct {
-		int is;
+		int is, is_fault;
 		const char *sentence;
 	} facts[] = {
-		{host->setup->differs[0] != '\0', differs},
+		{host->setup->differs[0] != '\0', 0, differs},
 		{host->options->cpu_huge_pages != KVS_HUGE_OFF && kvs_pool_slab_count(host->cpu) > 0 &&
 			 kv_metric_get(m, KV_M_CPU_HUGE_PAGES) == 0,
-		 "the CPU pool is not on huge pages"},
-		{!host->options->nvme_path[0], "there is no disk tier: nothing survives a restart"},
-		{kv_metric_get(m, KV_M_DISK_FALLBACK) != 0, "io_uring is not available: the disk tier uses plain I/O"},
-		{health != KVS_HEALTH_OK, disk},
-		{kv_metric_get(m, KV_M_DISK_UNREADABLE) != 0,
+		 0, "the CPU pool is not on huge pages"},
+		{!host->options->nvme_path[0], 0, "there is no disk tier: nothing survives a restart"},
+		{kv_metric_get(m, KV_M_DISK_FALLBACK) != 0, 0,
+		 "io_uring is not available: the disk tier uses plain I/O"},
+		{health != KVS_HEALTH_OK, 1, disk},
+		{kv_metric_get(m, KV_M_DISK_UNREADABLE) != 0, 0,
 		 "slots of the disk cannot be read: their blocks, and those below them, are no hits until they can"},
-		{host->disk && !host->options->nvme_sync, "nvme.sync is off: nothing is really durable"},
-		{host->accept_paused, "no descriptors are left for new sessions"},
-		{host->setup->restarts > 0, "the daemon has crashed and was restarted"},
-		{ns->mirror_refused, "there is no memory for the mirror, whose size follows from index.max_blocks: no "
-				     "engine can attach"},
-		{kvd_core_lacks_spaces(host->core, ns->id),
+		{host->disk && !host->options->nvme_sync, 0, "nvme.sync is off: nothing is really durable"},
+		{host->accept_paused, 1, "no descriptors are left for new sessions"},
+		{host->few_files[0] != '\0', host->lacks_files, host->few_files},
+		{refusal[0] != '\0', 1, pool},
+		{host->setup->restarts > 0, 0, "the daemon has crashed and was restarted"},
+		{ns->mirror_refused, 1,
+		 "there is no memory for the mirror, whose size follows from index.max_blocks: no engine can attach"},
+		{kvd_core_lacks_spaces(host->core, ns->id), 1,
 		 "engines use all spaces that limits.spaces permits: further models, weights and adapters get no cache"},
-		{kvd_net_is_degraded(host, net, sizeof net), net},
-		{kvd_gpu_is_degraded(host, gpu, sizeof gpu), gpu},
+		{kvd_net_is_degraded(host, net, sizeof net), 0, net},
+		{kvd_gpu_is_degraded(host, gpu, sizeof gpu), 0, gpu},
 	};
 
 	snprintf(differs, sizeof differs, "the configuration file is not what runs: %s", host->setup->differs);
+	snprintf(pool, sizeof pool, "the pool has fewer slabs than cpu.size permits: %s", refusal);
 	kv_json_open(json, "degraded", '[');
 	for (size_t i = 0; i < KV_COUNT_OF(facts); i++) {
 		if (facts[i].is) {
 			kv_json_text(json, NULL, facts[i].sentence);
+			healthy &= !facts[i].is_fault;
 		}
 	}
 	kv_json_close(json, ']');
+
+	return healthy;
 }
 
 static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *json)
@@ -217,6 +229,7 @@ static char *remaining_text(kv_text_t *text, size_t *p_cap)
 
 static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t detail, kv_json_t *json)
 {
+	int healthy;
 	size_t cap;
 	char *out;
 
@@ -238,11 +251,8 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_hits(json, "namespace", &host->metrics, ns->id, ns->id + 1);
 	put_hits(json, "total", &host->metrics, 0, host->namespace_count);
 	kv_json_close(json, '}');
-	put_degraded(host, ns, json);
-	/* What an operator has to mend, as opposed to a fact of the machine or the configuration. */
-	kv_json_bool(json, "healthy",
-		     !host->accept_paused && !ns->mirror_refused && !kvd_core_lacks_spaces(host->core, ns->id) &&
-			     kv_metric_get(&host->metrics, KV_M_DISK_STATE) == KVS_HEALTH_OK);
+	healthy = put_degraded(host, ns, json);
+	kv_json_bool(json, "healthy", healthy);
 	kv_json_raw(json, "core", "");
 	out = remaining_text(&json->text, &cap);
 	json->text.len += kvd_core_status_json(host->core, ns->id, detail, out, cap);

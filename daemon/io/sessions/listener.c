@@ -129,10 +129,14 @@ static void set_parts(kvd_host_t *host)
 
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < want) {
 		fit = files.rlim_cur > own ? (double)(files.rlim_cur - own) / (double)need : 0;
-		kv_log(KV_LOG_WARN, "io",
-		       "the limit of descriptors (%llu) is too low for limits.sessions, members and instances: %.0f %% "
-		       "of them are in force; raise it to %llu (ulimit -n, LimitNOFILE)",
-		       (unsigned long long)files.rlim_cur, 100 * fit, (unsigned long long)want);
+		host->lacks_files = files.rlim_cur <= own;
+		snprintf(host->few_files, sizeof host->few_files,
+			 "the limit of descriptors (%llu) is too low for %slimits.sessions, members and instances: "
+			 "%.0f %% of them are in force; raise it to %llu (ulimit -n, LimitNOFILE)",
+			 (unsigned long long)files.rlim_cur,
+			 host->lacks_files ? "the slabs of cpu.size, connections and files, and for " : "", 100 * fit,
+			 (unsigned long long)want);
+		kv_log(KV_LOG_WARN, "io", "%s", host->few_files);
 	}
 	host->part = (kvd_part_t){.sessions = part_of(options->limits_sessions, fit, host->namespace_count),
 				  .members = part_of(options->limits_members, fit, host->namespace_count),

@@ -247,7 +247,6 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	}
 
 	kvs_pool_slab_t *p = kv_alloc(&pool->env, sizeof *p);
-	char why[KV_REFUSED_TEXT];
 	int error = -ENOMEM;
 
 	if (p) {
@@ -261,16 +260,23 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 		pool->carve_after_ns = kv_now_ns(&pool->env) + RETRY_NS;
 		kv_logf(&pool->env, KV_LOG_WARN, "pool", "no new slab, trying again in a second slab %u error \"%s\"",
 			kvs_pool_next_number(pool),
-			kv_refused_text(p ? kvs_shm_failed_call() : "malloc", -error, why, sizeof why));
+			kv_refused_text(p ? kvs_shm_failed_call() : "malloc", -error, pool->refused,
+					sizeof pool->refused));
 	}
 	if (error) {
 		return KV_ERR_FULL;
 	}
 
 	pool->carve_after_ns = 0;
+	pool->refused[0] = '\0';
 	admit_slab(pool, p);
 
 	return KV_OK;
+}
+
+const char *kvs_pool_refusal(kvs_tier_t *tier)
+{
+	return kvs_pool_of(tier)->refused;
 }
 
 void kvs_pool_replace_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)

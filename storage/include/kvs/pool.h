@@ -128,6 +128,9 @@ kv_status_t kvs_pool_class(kvs_tier_t *pool, uint32_t slot_class, kvs_class_info
  * longer than 100 ms. */
 int kvs_pool_is_warming(kvs_tier_t *pool);
 
+/* Why the system did not let the pool have its next slab, and what to change; "": it did. */
+const char *kvs_pool_refusal(kvs_tier_t *pool);
+
 /* Which registered region (kvs_nvme_register) a slab's memory is from now on: kvs_mem() says so for all its slots. A
  * slab that does not exist is ignored. */
 void kvs_pool_set_region(kvs_tier_t *pool, uint32_t slab, uint32_t region);
