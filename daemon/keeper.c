@@ -280,7 +280,7 @@ static _Noreturn void become_daemon(const keeper_t *keeper, const int fds[2], pi
 	if (fcntl(fds[0], F_SETFD, 0) == 0 && set_inherited(keeper, fds[1], keeper->config_fd, 0)) {
 		execv("/proc/self/exe", argv);
 	}
-	_exit(70);
+	_exit(kv_status_exit_code(kv_refused_status(errno) == KV_ERR_REFUSED ? KV_ERR_REFUSED : KV_ERR_INTERNAL));
 }
 
 static kv_status_t start_daemon(keeper_t *keeper)
@@ -293,6 +293,10 @@ static kv_status_t start_daemon(keeper_t *keeper)
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
 		return kv_refused(&kv_env_posix, "keeper", "socketpair", errno);
+	}
+	if (fcntl(pair[0], F_SETFD, FD_CLOEXEC) != 0) { /* the child needs it, and can say nothing */
+		status = kv_refused(&kv_env_posix, "keeper", "fcntl", errno);
+		goto err_pair;
 	}
 	char **argv = copy_arguments(keeper->setup, kept, NULL);
 	if (!argv) {

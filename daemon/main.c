@@ -132,7 +132,7 @@ static void end_daemon(kvd_host_t *host)
 
 static kv_status_t daemon_run(kvd_setup_t *setup)
 {
-	char detail[512] = "";
+	char detail[1024] = "";
 	kvd_host_t *host = NULL;
 	kv_status_t status = kv_random_check(&kv_env_posix);
 

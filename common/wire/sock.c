@@ -1,8 +1,11 @@
 /* UNIX stream sockets that carry frames and descriptors. */
 #include "kv/sock.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -77,47 +80,61 @@ kv_status_t kv_sock_connect(const char *path, int *p_fd, int *p_errno)
 	return KV_OK;
 }
 
+/* Of a call that needs no path, or has failed as no path makes it fail. */
+static kv_status_t note_refusal(kv_sock_error_t *p_error, const char *call)
+{
+	*p_error = (kv_sock_error_t){errno, call};
+
+	return kv_refused_status(p_error->error);
+}
+
+/* EPERM is of a filter: who may not write to the directory gets EACCES. A file system that is full now may have room
+ * later; another kind of path stays what it is. */
+static kv_status_t note_path_error(kv_sock_error_t *p_error, const char *call)
+{
+	if (errno == EPERM) {
+		return note_refusal(p_error, call);
+	}
+	*p_error = (kv_sock_error_t){errno, call};
+
+	return errno == ENOSPC || errno == EDQUOT ? KV_ERR_NOSPC : KV_ERR_PATH;
+}
+
 /* Remove what lies at the address if it is a socket that refuses connections: its owner is dead. */
-static kv_status_t remove_stale(const struct sockaddr_un *address, int *p_errno)
+static kv_status_t remove_stale(const struct sockaddr_un *address, kv_sock_error_t *p_error)
 {
 	struct stat st;
 	int fd, error;
 
 	if (lstat(address->sun_path, &st) != 0) {
-		*p_errno = errno;
-		return errno == ENOENT ? KV_OK : KV_ERR_PATH;
+		const int is_gone = errno == ENOENT;
+		const kv_status_t status = note_path_error(p_error, "lstat");
+
+		return is_gone ? KV_OK : status;
 	}
 	if (!S_ISSOCK(st.st_mode)) {
-		*p_errno = EEXIST;
+		*p_error = (kv_sock_error_t){EEXIST, "bind"};
 		return KV_ERR_PATH;
 	}
 
 	fd = stream_socket();
 	if (fd < 0) {
-		*p_errno = errno;
-		return KV_ERR_IO;
+		return note_refusal(p_error, "socket");
 	}
 	error = connect_to(fd, address);
 	close(fd);
 	if (error != ECONNREFUSED && error != ENOENT) {
-		*p_errno = error ? error : EADDRINUSE;
+		*p_error = (kv_sock_error_t){error ? error : EADDRINUSE, "connect"};
 		return KV_ERR_LOCKED;
 	}
 	if (unlink(address->sun_path) != 0 && errno != ENOENT) {
-		*p_errno = errno;
-		return KV_ERR_PATH;
+		return note_path_error(p_error, "unlink");
 	}
 
 	return KV_OK;
 }
 
-/* A file system that is full now may have room later; another kind of path stays what it is. */
-static kv_status_t bind_failure(int error)
-{
-	return error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : KV_ERR_PATH;
-}
-
-static kv_status_t bind_at(int fd, const struct sockaddr_un *address, int *p_errno)
+static kv_status_t bind_at(int fd, const struct sockaddr_un *address, kv_sock_error_t *p_error)
 {
 	kv_status_t status;
 
@@ -125,47 +142,53 @@ static kv_status_t bind_at(int fd, const struct sockaddr_un *address, int *p_err
 		return KV_OK;
 	}
 	if (errno != EADDRINUSE) {
-		*p_errno = errno;
-		return bind_failure(errno);
+		return note_path_error(p_error, "bind");
 	}
 
-	status = remove_stale(address, p_errno);
+	status = remove_stale(address, p_error);
 	if (status != KV_OK) {
 		return status;
 	}
 	if (bind(fd, (const struct sockaddr *)address, sizeof *address) != 0) {
-		*p_errno = errno;
-		return errno == EADDRINUSE ? KV_ERR_LOCKED : bind_failure(errno);
+		const int is_taken = errno == EADDRINUSE;
+
+		status = note_path_error(p_error, "bind");
+		return is_taken ? KV_ERR_LOCKED : status;
 	}
 
 	return KV_OK;
 }
 
-kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, int *p_errno)
+kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, kv_sock_error_t *p_error)
 {
 	struct sockaddr_un address;
 	kv_status_t status = address_of(path, &address);
 	int fd;
 
 	if (status != KV_OK) {
-		*p_errno = ENAMETOOLONG;
+		*p_error = (kv_sock_error_t){.error = ENAMETOOLONG};
 		return status;
 	}
 
 	fd = stream_socket();
+	if (fd < 0) {
+		return note_refusal(p_error, "socket");
+	}
 	/* The file takes the mode its socket has at bind (less the umask), so it is at no time wider than asked for. */
-	if (fd < 0 || fchmod(fd, (mode_t)mode) != 0) {
-		*p_errno = errno;
-		status = KV_ERR_IO;
+	if (fchmod(fd, (mode_t)mode) != 0) {
+		status = note_refusal(p_error, "fchmod");
 		goto err_socket;
 	}
-	status = bind_at(fd, &address, p_errno);
+	status = bind_at(fd, &address, p_error);
 	if (status != KV_OK) {
 		goto err_socket;
 	}
-	if (chmod(path, (mode_t)mode) != 0 || listen(fd, backlog) != 0) {
-		*p_errno = errno;
-		status = KV_ERR_IO;
+	if (chmod(path, (mode_t)mode) != 0) {
+		status = note_path_error(p_error, "chmod");
+		goto err_bind;
+	}
+	if (listen(fd, backlog) != 0) {
+		status = note_refusal(p_error, "listen");
 		goto err_bind;
 	}
 	*p_fd = fd;
@@ -175,11 +198,18 @@ kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_
 err_bind:
 	unlink(path);
 err_socket:
-	if (fd >= 0) {
-		close(fd);
-	}
-
+	close(fd);
 	return status;
+}
+
+const char *kv_sock_error_text(kv_status_t status, const kv_sock_error_t *error, char *out, size_t cap)
+{
+	if (status == KV_ERR_REFUSED || status == KV_ERR_BUSY || status == KV_ERR_NOMEM) {
+		return kv_refused_text(error->call, error->error, out, cap);
+	}
+	snprintf(out, cap, "%s (%s)", kv_status_text(status), strerror(error->error));
+
+	return out;
 }
 
 kv_sock_file_t kv_sock_file(const char *path)

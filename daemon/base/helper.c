@@ -23,20 +23,23 @@ kv_status_t kvd_helper_open(const char *name, int *p_program_fd, char *detail, s
 	ssize_t n = readlink("/proc/self/exe", path, sizeof path - strlen(name) - 1u);
 	const char *folder_end;
 	size_t folder_len;
-	int fd, high = -1;
+	int fd, high, error;
 
 	path[n > 0 ? n : 0] = '\0';
 	folder_end = strrchr(path, '/');
 	folder_len = folder_end ? (size_t)(folder_end + 1 - path) : 0;
 	snprintf(path + folder_len, sizeof path - folder_len, "%s", name);
 	fd = open(path, O_PATH | O_CLOEXEC);
-	if (fd >= 0) {
-		high = fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD);
-		close(fd);
-	}
-	if (high < 0) {
+	if (fd < 0) {
 		snprintf(detail, cap, "cannot open the program %.300s: %s", path, strerror(errno));
 		return KV_ERR_PATH;
+	}
+	high = fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD);
+	error = errno;
+	close(fd);
+	if (high < 0) {
+		(void)kv_refused_text("fcntl", error, detail, cap);
+		return kv_refused_status(error);
 	}
 	*p_program_fd = high;
 

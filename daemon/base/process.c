@@ -102,7 +102,9 @@ kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_
 		return KV_ERR_PATH;
 	}
 	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-		kv_status_t status = errno == EWOULDBLOCK ? KV_ERR_LOCKED : KV_ERR_PATH;
+		kv_status_t status = errno == EWOULDBLOCK                         ? KV_ERR_LOCKED
+				     : kv_refused_status(errno) == KV_ERR_REFUSED ? KV_ERR_REFUSED
+										  : KV_ERR_PATH;
 		char why[KV_REFUSED_TEXT];
 
 		if (status == KV_ERR_LOCKED) {

@@ -101,7 +101,7 @@ struct kvd_host {
 	uint32_t frames;                   /* handled in this turn */
 	int spares[KVD_RESERVED_SESSIONS]; /* descriptors for operators, when there are no others */
 	uint32_t spare_count;
-	int accept_paused;
+	int accept_paused; /* after this errno; 0: it is not */
 	uint64_t accept_again_ns;
 	char few_files[KVD_FILES_REASON_MAX]; /* what the limit of descriptors does not permit; "": nothing */
 	int lacks_files;                      /* not even what the daemon itself may need */

@@ -133,7 +133,7 @@ kv_status_t kvd_http_open(const kvd_options_t *options, kv_metrics_t *metrics, c
 	int fd = -1;
 	kv_status_t status = kv_listen("http.listen", options->http_listen, &fd, detail, cap);
 
-	if (status == KV_ERR_BUSY) {
+	if (status == KV_ERR_BUSY && strstr(detail, "in use")) {
 		const size_t len = strlen(detail);
 
 		snprintf(detail + len, cap - len, ", or http.listen=off");

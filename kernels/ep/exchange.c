@@ -359,7 +359,8 @@ static kv_status_t check_directory(exchange_t *x)
 static kv_status_t open_socket(exchange_t *x)
 {
 	kv_status_t status = check_directory(x);
-	int error = 0;
+	kv_sock_error_t error = {0};
+	char why[200];
 
 	if (status != KV_OK) {
 		return status;
@@ -370,7 +371,9 @@ static kv_status_t open_socket(exchange_t *x)
 		return fail(x, KV_ERR_EXISTS, 0, "rank %u is there twice", x->config->rank);
 	}
 
-	return status == KV_OK ? KV_OK : fail(x, status, 0, "no socket at %s: %s", x->path, strerror(error));
+	return status == KV_OK ? KV_OK
+			       : fail(x, status, 0, "no socket at %s: %s", x->path,
+				      kv_sock_error_text(status, &error, why, sizeof why));
 }
 
 static int is_complete(exchange_t *x)

@@ -429,6 +429,7 @@ kv_status_t kvs_metadb_create(const kvs_metadb_config_t *config, const kv_env_t 
 	ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof name - 1u);
 	kvs_metadb_t *db = kv_alloc(env, sizeof *db);
 	const char *folder_end;
+	int error;
 
 	if (!db) {
 		return KV_ERR_NOMEM;
@@ -439,15 +440,18 @@ kv_status_t kvs_metadb_create(const kvs_metadb_config_t *config, const kv_env_t 
 	folder_end = strrchr(path, '/');
 	memcpy(path + (folder_end ? folder_end + 1 - path : 0), name, sizeof name);
 	n = open(path, O_PATH | O_CLOEXEC);
-	db->program_fd = n >= 0 ? fcntl((int)n, F_DUPFD_CLOEXEC, HIGH_FD) : -1;
-	if (n >= 0) {
-		close((int)n);
-	}
-	if (db->program_fd < 0) {
+	if (n < 0) {
 		kv_logf(env, KV_LOG_ERROR, "nvme", "cannot open the metadata program: %s path %s", strerror(errno),
 			path);
 		kv_free(env, db);
 		return KV_ERR_PATH;
+	}
+	db->program_fd = fcntl((int)n, F_DUPFD_CLOEXEC, HIGH_FD);
+	error = errno;
+	close((int)n);
+	if (db->program_fd < 0) {
+		kv_free(env, db);
+		return kv_refused(env, "nvme", "fcntl", error);
 	}
 	*p_db = db;
 

@@ -468,7 +468,6 @@ static void *serve(void *arg)
 fake_t *fake_start(const char *path, const fake_geometry_t *geometry, uint64_t incarnation)
 {
 	fake_t *fake = calloc(1, sizeof *fake);
-	int reason = 0;
 
 	kv_assert(fake);
 	fake->sessions = calloc(FAKE_SESSIONS, sizeof *fake->sessions);
@@ -484,7 +483,7 @@ fake_t *fake_start(const char *path, const fake_geometry_t *geometry, uint64_t i
 	pthread_mutex_init(&fake->lock, NULL);
 	fake_areas_make(fake);
 	kvd_mirror_set_heartbeat(&fake->writer, kv_now_ns(&kv_env_posix));
-	kv_assert(kv_sock_listen(path, 0600, 16, &fake->listener, &reason) == KV_OK);
+	kv_assert(kv_sock_listen(path, 0600, 16, &fake->listener, &(kv_sock_error_t){0}) == KV_OK);
 	kv_assert(pthread_create(&fake->thread, NULL, serve, fake) == 0);
 
 	return fake;

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -84,4 +85,21 @@ KV_TEST(p10_what_is_no_address_and_a_port_in_use_are_told_apart)
 	assert_int_equal(kv_listen("a.b", where, &other, detail, sizeof detail), KV_ERR_BUSY);
 	assert_non_null(strstr(detail, "in use by another program"));
 	close(fd);
+}
+
+KV_TEST(p10_a_limit_of_descriptors_is_no_wrong_address)
+{
+	struct rlimit before, none;
+	char detail[1024];
+	kv_status_t status;
+	int fd = -1;
+
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = (struct rlimit){3, before.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	status = kv_listen("a.b", "127.0.0.1:0", &fd, detail, sizeof detail);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_int_equal(status, KV_ERR_BUSY);
+	assert_non_null(strstr(detail, "a.b: cannot listen on 127.0.0.1:0: socket: "));
+	assert_non_null(strstr(detail, "RLIMIT_NOFILE"));
 }

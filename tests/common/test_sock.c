@@ -220,6 +220,16 @@ KV_TEST(p4_descriptors_nobody_wants_are_closed, setup, teardown)
 	assert_int_equal(open_fds(), before);
 }
 
+static kv_status_t listen_at(const char *at, unsigned mode, int backlog, int *p_fd, int *p_error)
+{
+	kv_sock_error_t error = {0};
+	kv_status_t status = kv_sock_listen(at, mode, backlog, p_fd, &error);
+
+	*p_error = error.error;
+
+	return status;
+}
+
 KV_TEST(a_long_path_is_refused, setup, teardown)
 {
 	char longer[200];
@@ -229,7 +239,7 @@ KV_TEST(a_long_path_is_refused, setup, teardown)
 	longer[108] = '\0';
 	assert_int_equal(kv_sock_connect(longer, &fd, &error), KV_ERR_PATH);
 	assert_int_equal(error, ENAMETOOLONG);
-	assert_int_equal(kv_sock_listen(longer, 0660, 8, &fd, &error), KV_ERR_PATH);
+	assert_int_equal(listen_at(longer, 0660, 8, &fd, &error), KV_ERR_PATH);
 	assert_int_equal(kv_sock_connect("", &fd, &error), KV_ERR_PATH);
 	assert_int_equal(fd, -7);
 	longer[107] = '\0';
@@ -243,7 +253,7 @@ KV_TEST(a_listener_has_its_mode_and_takes_connections, setup, teardown)
 	mode_t old = umask(077);
 	struct stat st;
 
-	assert_int_equal(kv_sock_listen(path, 0660, 8, &listener, &error), KV_OK);
+	assert_int_equal(listen_at(path, 0660, 8, &listener, &error), KV_OK);
 	umask(old);
 	assert_int_equal(stat(path, &st), 0);
 	assert_int_equal(st.st_mode & 07777, 0660);
@@ -261,18 +271,18 @@ KV_TEST(only_a_dead_socket_is_replaced, setup, teardown)
 	unsigned before = open_fds();
 	FILE *file;
 
-	assert_int_equal(kv_sock_listen(path, 0600, 1, &first, &error), KV_OK);
-	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_ERR_LOCKED);
+	assert_int_equal(listen_at(path, 0600, 1, &first, &error), KV_OK);
+	assert_int_equal(listen_at(path, 0600, 1, &second, &error), KV_ERR_LOCKED);
 	close(first);
 	assert_int_equal(kv_sock_connect(path, &client, &error), KV_ERR_UNREACHABLE);
 	assert_int_equal(error, ECONNREFUSED);
-	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_OK);
+	assert_int_equal(listen_at(path, 0600, 1, &second, &error), KV_OK);
 	close(second);
 	unlink(path);
 
 	file = fopen(path, "w");
 	fclose(file);
-	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_ERR_PATH);
+	assert_int_equal(listen_at(path, 0600, 1, &second, &error), KV_ERR_PATH);
 	assert_int_equal(error, EEXIST);
 	assert_int_equal(access(path, F_OK), 0);
 	assert_int_equal(open_fds(), before);
@@ -283,13 +293,13 @@ KV_TEST(a_busy_socket_is_not_dead, setup, teardown)
 {
 	int listener, second, clients[64], error = 0, n = 0;
 
-	assert_int_equal(kv_sock_listen(path, 0600, 0, &listener, &error), KV_OK);
+	assert_int_equal(listen_at(path, 0600, 0, &listener, &error), KV_OK);
 	while (n < 64 && kv_sock_connect(path, &clients[n], &error) == KV_OK) {
 		n++;
 	}
 	assert_true(n < 64);
 	assert_int_equal(error, EAGAIN);
-	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_ERR_LOCKED);
+	assert_int_equal(listen_at(path, 0600, 1, &second, &error), KV_ERR_LOCKED);
 	while (n > 0) {
 		close(clients[--n]);
 	}
@@ -301,7 +311,7 @@ KV_TEST(a_directory_that_is_not_there_is_said, setup, teardown)
 	int fd, error = 0;
 
 	snprintf(path, sizeof path, "%s/none/s.sock", dir);
-	assert_int_equal(kv_sock_listen(path, 0600, 1, &fd, &error), KV_ERR_PATH);
+	assert_int_equal(listen_at(path, 0600, 1, &fd, &error), KV_ERR_PATH);
 	assert_int_equal(error, ENOENT);
 }
 
@@ -318,7 +328,7 @@ KV_TEST(p6_running_out_of_descriptors_is_an_error_not_a_leak, setup, teardown)
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
 	assert_int_equal(kv_sock_connect(path, &fd, &error), KV_ERR_UNREACHABLE);
 	assert_int_equal(error, EMFILE);
-	assert_int_equal(kv_sock_listen(path, 0600, 1, &fd, &error), KV_ERR_IO);
+	assert_int_equal(listen_at(path, 0600, 1, &fd, &error), KV_ERR_BUSY);
 	assert_int_equal(error, EMFILE);
 	assert_int_equal(receive(pair[1]), KV_OK);
 	assert_true(count_ == UINT32_MAX);
@@ -363,7 +373,7 @@ KV_TEST(p5_peers_on_one_cpu_do_not_run_beside_each_other, setup, teardown)
 			cpus[n++] = cpu;
 		}
 	}
-	assert_int_equal(kv_sock_listen(path, 0600, 1, &listener, &error), KV_OK);
+	assert_int_equal(listen_at(path, 0600, 1, &listener, &error), KV_OK);
 	assert_int_equal(kv_sock_connect(path, &fd, &error), KV_OK);
 	assert_int_equal(kv_sock_peer_runs_beside(fd), n > 1);
 	pin_to(cpus[0]);

@@ -51,30 +51,41 @@ static void start_without(rig_t *rig, uint32_t call, uint32_t error, int expecte
 	assert_int_equal(result, expected);
 }
 
+/* With a keeper and without one. */
 KV_TEST(p10_a_refused_system_call_is_named)
 {
 	static const struct {
 		uint32_t call;
 		const char *name;
 	} calls[] = {
+		{SYS_socket, "socket: "},
+		{SYS_bind, "bind: "},
+		{SYS_listen, "listen: "},
+		{SYS_fchmod, "fchmod: "},
+		{SYS_fcntl, "fcntl: "},
+		{SYS_flock, "flock: "},
 		{SYS_memfd_create, "memfd_create"},
 		{SYS_eventfd2, "eventfd2"},
 		{SYS_epoll_create1, "epoll_create1"},
 		{SYS_signalfd4, "signalfd4"},
-		{SYS_socketpair, "socketpair"},
+		{SYS_socketpair, "socketpair"}, /* without a keeper the disk tier is off */
 		{SYS_madvise, "madvise"},
 #ifndef KVD_SANITIZE
 		{SYS_clone3, "clone3"}, /* the sanitizers' own threads need it */
 #endif
 	};
 
-	for (size_t i = 0; i < KV_COUNT_OF(calls); i++) {
+	for (size_t i = 0; i < 2 * KV_COUNT_OF(calls); i++) {
 		rig_t rig;
 
+		if (i % 2 == 0 && calls[i / 2].call == SYS_socketpair) {
+			continue;
+		}
+
 		rig_init(&rig, 1);
-		rig_option(&rig, "--keeper=on");
-		start_without(&rig, calls[i].call, EPERM, kv_status_exit_code(KV_ERR_REFUSED));
-		says(&rig, calls[i].name, "seccomp filter");
+		rig_option(&rig, i % 2 ? "--keeper=on" : "--keeper=off");
+		start_without(&rig, calls[i / 2].call, EPERM, kv_status_exit_code(KV_ERR_REFUSED));
+		says(&rig, calls[i / 2].name, "seccomp filter");
 		rig_fini(&rig);
 	}
 }
@@ -231,9 +242,17 @@ KV_TEST(p10_without_any_randomness_kvctl_makes_no_key)
 	kv_test_dir_remove(dir);
 }
 
+RIG_TEST(p10_a_refused_socket_is_no_wrong_address, rig_init(&rig_, 0))
+{
+	rig_option(&rig_, "--events.enabled=off");
+	rig_option(&rig_, "--http.listen=127.0.0.1:1");
+	start_without(&rig_, SYS_socket, EPERM, kv_status_exit_code(KV_ERR_REFUSED));
+	says(&rig_, "http.listen: cannot listen on 127.0.0.1:1: socket: ", "seccomp filter");
+}
+
 RIG_TEST(p10_a_lock_that_is_refused_is_no_other_daemon, rig_init(&rig_, 0))
 {
-	start_without(&rig_, SYS_flock, EPERM, kv_status_exit_code(KV_ERR_PATH));
+	start_without(&rig_, SYS_flock, EPERM, kv_status_exit_code(KV_ERR_REFUSED));
 	says(&rig_, "flock: Operation not permitted", "seccomp filter");
 	assert_false(rig_log_has(&rig_, "another kvd"));
 }

@@ -91,6 +91,8 @@ static void publish(int good)
 
 static void open_endpoint(void)
 {
+	char why[200];
+
 	snprintf(path_, sizeof path_, "/tmp/kvd-fuzz-zmtp-%d.sock", (int)getpid());
 	epoll_ = epoll_create1(EPOLL_CLOEXEC);
 	kv_assert(epoll_ >= 0);
@@ -101,7 +103,7 @@ static void open_endpoint(void)
 						     .max_subscribers = 4,
 						     .epoll_fd = epoll_,
 						     .metrics = &metrics_},
-				&zmtp_) == KV_OK);
+				&zmtp_, why, sizeof why) == KV_OK);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -30,7 +30,7 @@ int kv_conns_insert(kv_conns_t *conns, kv_conn_t *conn, int fd);
 void kv_conns_remove(kv_conns_t *conns, kv_conn_t *conn);
 
 /* Listen on "host:port" or "[v6]:port", not blocking. KV_ERR_CONFIG: no address, or none of this machine. KV_ERR_BUSY:
- * another program does. `detail` says why, and begins with the option's name. */
+ * another program does. Or as kv_refused_status(). `detail` says why, and begins with the option's name. */
 kv_status_t kv_listen(const char *option, const char *where, int *p_fd, char *detail, size_t cap);
 
 #endif

@@ -10,9 +10,18 @@
  * *p_errno says why. The fd is CLOEXEC and non-blocking. */
 kv_status_t kv_sock_connect(const char *path, int *p_fd, int *p_errno);
 
+/* What kv_sock_listen() has failed with. */
+typedef struct kv_sock_error {
+	int error;        /* errno, */
+	const char *call; /* of this call; NULL: the path is too long */
+} kv_sock_error_t;
+
 /* Listen at path with the given mode. A left-over socket without a listener is replaced; a live one is KV_ERR_LOCKED.
- * KV_ERR_NOSPC: the file system is full; KV_ERR_PATH: another fault of the path. *p_errno says which. */
-kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, int *p_errno);
+ * KV_ERR_NOSPC: the file system is full; KV_ERR_PATH: another fault of the path; KV_ERR_REFUSED, KV_ERR_BUSY,
+ * KV_ERR_NOMEM: as kv_refused_status(). */
+kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, kv_sock_error_t *p_error);
+/* Why it has failed with this status, for people: as kv_refused_text() where the system refuses it. Returns out. */
+const char *kv_sock_error_text(kv_status_t status, const kv_sock_error_t *error, char *out, size_t cap);
 
 /* Which file a path leads to; all zero: none. A socket's file keeps its number for as long as the socket is open. */
 typedef struct kv_sock_file {

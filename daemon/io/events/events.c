@@ -401,26 +401,31 @@ static void *publish_thread(void *arg)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-static kvd_zmtp_t *endpoint_open(kvd_publisher_t *publisher, const feed_t *feed, const kvd_publisher_config_t *config,
-				 const char *kind, uint64_t log_bytes)
+/* The one of the feed's two endpoints that p_zmtp is. */
+static kv_status_t endpoint_open(kvd_publisher_t *publisher, feed_t *feed, const kvd_publisher_config_t *config,
+				 kvd_zmtp_t **p_zmtp, char *detail, size_t cap)
 {
-	char path[108];
+	const int is_hits = p_zmtp == &feed->hits;
+	char path[108], why[KV_REFUSED_TEXT] = "";
 	kvd_zmtp_config_t endpoint = {.path = path,
 				      .access = kvd_sockets_access(config->options, feed->name),
 				      .topic = feed->topic,
-				      .log_bytes = log_bytes,
+				      .log_bytes = config->log_bytes / (is_hits ? HITS_SHARE : 1),
 				      .max_subscribers = config->max_subscribers,
 				      .epoll_fd = publisher->epoll_fd,
 				      .metrics = publisher->metrics};
-	kvd_zmtp_t *zmtp = NULL;
+	kv_status_t status = KV_ERR_PATH;
 
-	if ((size_t)snprintf(path, sizeof path, "%s/%s.%s", config->options->run_dir, feed->name, kind) >=
-	    sizeof path) {
-		errno = ENAMETOOLONG;
-		return NULL;
+	if ((size_t)snprintf(path, sizeof path, "%s/%s.%s", config->options->run_dir, feed->name,
+			     is_hits ? "hits" : "events") < sizeof path) {
+		status = kvd_zmtp_open(&endpoint, p_zmtp, why, sizeof why);
+	}
+	if (status != KV_OK) {
+		snprintf(detail, cap, "cannot publish events in %s: %s", config->options->run_dir,
+			 why[0] ? why : kv_status_text(status));
 	}
 
-	return kvd_zmtp_open(&endpoint, &zmtp) == KV_OK ? zmtp : NULL;
+	return status;
 }
 
 static kv_status_t feed_open(kvd_publisher_t *publisher, feed_t *feed, const kvd_publisher_config_t *config,
@@ -433,15 +438,9 @@ static kv_status_t feed_open(kvd_publisher_t *publisher, feed_t *feed, const kvd
 	}
 	feed->open_bytes = BATCH_BYTES;
 	(void)kvd_topic_format(config->options, feed->name, strlen(feed->name), feed->topic, sizeof feed->topic);
-	feed->events = endpoint_open(publisher, feed, config, "events", config->log_bytes);
-	if (feed->events) {
-		feed->hits = endpoint_open(publisher, feed, config, "hits", config->log_bytes / HITS_SHARE);
-	}
-	if (!feed->hits) {
-		snprintf(detail, cap, "cannot publish events in %s: %s", config->options->run_dir, strerror(errno));
-	}
+	status = endpoint_open(publisher, feed, config, &feed->events, detail, cap);
 
-	return feed->hits ? KV_OK : KV_ERR_IO;
+	return status == KV_OK ? endpoint_open(publisher, feed, config, &feed->hits, detail, cap) : status;
 }
 
 static void publisher_free(kvd_publisher_t *publisher)

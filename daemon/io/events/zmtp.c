@@ -3,6 +3,7 @@
 
 #include "kv/env.h"
 #include "kv/sock.h"
+#include "kv/system.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -583,40 +584,44 @@ static void close_socket(kvd_zmtp_t *zmtp)
 	zmtp->source.fd = -1;
 }
 
-/* Listen, for the owner alone until it is given to others. errno says why not. */
-static kv_status_t open_socket(kvd_zmtp_t *zmtp)
+/* Listen, for the owner alone until it is given to others. `why` says why not. */
+static kv_status_t open_socket(kvd_zmtp_t *zmtp, char *why, size_t cap)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.ptr = &zmtp->source};
-	int error = 0;
+	kv_sock_error_t error = {0};
 	kv_status_t status = kv_sock_listen(zmtp->path, 0600, BACKLOG, &zmtp->source.fd, &error);
 
 	if (status != KV_OK) {
 		zmtp->source.fd = -1;
-		errno = error;
+		(void)kv_sock_error_text(status, &error, why, cap);
 		return status;
 	}
 	zmtp->file = kv_sock_file(zmtp->path);
-	error = kvd_sockets_give(zmtp->path, &zmtp->access);
-	if (error == 0 && epoll_ctl(zmtp->epoll_fd, EPOLL_CTL_ADD, zmtp->source.fd, &event) != 0) {
-		error = errno;
+	error.error = kvd_sockets_give(zmtp->path, &zmtp->access);
+	if (error.error != 0) {
+		status = KV_ERR_PATH; /* as of the sockets of sessions */
+	} else if (epoll_ctl(zmtp->epoll_fd, EPOLL_CTL_ADD, zmtp->source.fd, &event) != 0) {
+		error = (kv_sock_error_t){errno, "epoll_ctl"};
+		status = kv_refused_status(error.error);
 	}
-	if (error != 0) {
+	if (status != KV_OK) {
 		close_socket(zmtp);
-		errno = error;
-		return KV_ERR_IO;
+		(void)kv_sock_error_text(status, &error, why, cap);
 	}
 
-	return KV_OK;
+	return status;
 }
 
 /* One that was removed is bound again. */
 static void restore_socket(kvd_zmtp_t *zmtp)
 {
+	char why[KV_REFUSED_TEXT];
+
 	if (zmtp->source.fd >= 0 && kv_sock_is_at(zmtp->path, zmtp->file)) {
 		return;
 	}
 	close_socket(zmtp);
-	(void)open_socket(zmtp); /* else at the next tick; the core loop says why */
+	(void)open_socket(zmtp, why, sizeof why); /* else at the next tick; the core loop says why */
 }
 
 void kvd_zmtp_tick(kvd_zmtp_t *zmtp)
@@ -662,7 +667,7 @@ static kv_status_t log_open(kvd_zmtp_t *zmtp, uint64_t bytes)
 	return zmtp->log && zmtp->ends ? KV_OK : KV_ERR_NOMEM;
 }
 
-kv_status_t kvd_zmtp_open(const kvd_zmtp_config_t *config, kvd_zmtp_t **p_zmtp)
+kv_status_t kvd_zmtp_open(const kvd_zmtp_config_t *config, kvd_zmtp_t **p_zmtp, char *why, size_t cap)
 {
 	kvd_zmtp_t *zmtp = calloc(1, sizeof *zmtp);
 	kv_status_t status = KV_ERR_PATH;
@@ -685,7 +690,7 @@ kv_status_t kvd_zmtp_open(const kvd_zmtp_config_t *config, kvd_zmtp_t **p_zmtp)
 	}
 	memcpy(zmtp->path, config->path, strlen(config->path));
 	zmtp->access = config->access;
-	status = open_socket(zmtp);
+	status = open_socket(zmtp, why, cap);
 	if (status != KV_OK) {
 		goto err_close;
 	}

@@ -34,8 +34,8 @@ typedef struct kvd_zmtp_config {
 	kv_metrics_t *metrics;
 } kvd_zmtp_config_t;
 
-/* Listen. KV_ERR_PATH, KV_ERR_LOCKED, KV_ERR_IO (errno is set), KV_ERR_NOMEM. Paths and topic are copied. */
-kv_status_t kvd_zmtp_open(const kvd_zmtp_config_t *config, kvd_zmtp_t **p_zmtp);
+/* Listen. As kv_sock_listen(): `why` says why not; or KV_ERR_NOMEM. Paths and topic are copied. */
+kv_status_t kvd_zmtp_open(const kvd_zmtp_config_t *config, kvd_zmtp_t **p_zmtp, char *why, size_t cap);
 /* Close all connections and remove the socket. NULL is fine. */
 void kvd_zmtp_close(kvd_zmtp_t *zmtp);
 

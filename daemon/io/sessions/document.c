@@ -116,6 +116,7 @@ static int put_degraded(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *
 	char disk[192];
 	const kvs_health_t health = disk_state(host, disk, sizeof disk);
 	char differs[KVD_DIFFERS_MAX + 64];
+	char why[KV_REFUSED_TEXT], sessions[KV_REFUSED_TEXT + 64];
 	char net[KVD_NET_REASON_MAX], gpu[KVD_GPU_REASON_MAX];
 	const char *refusal = kvs_pool_refusal(host->cpu);
 	char pool[KV_REFUSED_TEXT + 64];
@@ -135,7 +136,7 @@ static int put_degraded(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *
 		{kv_metric_get(m, KV_M_DISK_UNREADABLE) != 0, 0,
 		 "slots of the disk cannot be read: their blocks, and those below them, are no hits until they can"},
 		{host->disk && !host->options->nvme_sync, 0, "nvme.sync is off: nothing is really durable"},
-		{host->accept_paused, 1, "no descriptors are left for new sessions"},
+		{host->accept_paused != 0, 1, sessions},
 		{host->few_files[0] != '\0', host->lacks_files, host->few_files},
 		{refusal[0] != '\0', 1, pool},
 		{host->setup->restarts > 0, 0, "the daemon has crashed and was restarted"},
@@ -148,6 +149,8 @@ static int put_degraded(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *
 	};
 
 	snprintf(differs, sizeof differs, "the configuration file is not what runs: %s", host->setup->differs);
+	snprintf(sessions, sizeof sessions, "new sessions wait: %s",
+		 kv_refused_text("accept4", host->accept_paused, why, sizeof why));
 	snprintf(pool, sizeof pool, "the pool has fewer slabs than cpu.size permits: %s", refusal);
 	kv_json_open(json, "degraded", '[');
 	for (size_t i = 0; i < KV_COUNT_OF(facts); i++) {

@@ -6,6 +6,7 @@
 #include "io/sessions/accepting.h"
 #include "io/sessions/receive.h"
 
+#include "kv/system.h"
 #include "kvs/pool.h"
 #include "base/process.h"
 #include "options/sockets.h"
@@ -70,10 +71,11 @@ static int listener_ready(kvd_host_t *host, kvd_source_t *source, uint32_t event
 		return 1;
 	}
 	lack = errno;
-	if (lack != EMFILE && lack != ENFILE && lack != ENOBUFS && lack != ENOMEM) {
-		return lack == EINTR || lack == ECONNABORTED;
+	if (lack == EAGAIN || lack == EINTR || lack == ECONNABORTED) {
+		return lack != EAGAIN;
 	}
-	for (int i = 0; i < SPARED_IN_A_ROW && accept_with_spare(host, ns); i++) {
+	for (int i = 0; kv_refused_status(lack) != KV_ERR_REFUSED && i < SPARED_IN_A_ROW && accept_with_spare(host, ns);
+	     i++) {
 	}
 	kvd_accepting_pause(host, lack);
 
@@ -149,12 +151,13 @@ static kv_status_t open_listener(kvd_host_t *host, kvd_namespace_t *ns, char *de
 	const kvd_access_t access = kvd_sockets_access(host->options, ns->name);
 	/* Nobody of the daemon's own group gets in before the socket has its group. */
 	const unsigned mode = access.group == (gid_t)-1 ? access.mode : 0600;
-	int error = 0;
+	char why[KV_REFUSED_TEXT];
+	kv_sock_error_t error = {0};
 	kv_status_t status = kv_sock_listen(ns->path, mode, BACKLOG, &ns->source.fd, &error);
 
 	if (status == KV_OK) {
-		error = kvd_sockets_give(ns->path, &access);
-		if (error != 0) {
+		error.error = kvd_sockets_give(ns->path, &access);
+		if (error.error != 0) {
 			unlink(ns->path);
 			close(ns->source.fd);
 			status = KV_ERR_PATH;
@@ -162,8 +165,8 @@ static kv_status_t open_listener(kvd_host_t *host, kvd_namespace_t *ns, char *de
 	}
 	if (status != KV_OK) {
 		ns->source.fd = -1;
-		snprintf(detail, cap, "cannot listen on %s: %s (%s)", ns->path, kv_status_text(status),
-			 strerror(error));
+		snprintf(detail, cap, "cannot listen on %s: %s", ns->path,
+			 kv_sock_error_text(status, &error, why, sizeof why));
 		return status;
 	}
 	ns->file = kv_sock_file(ns->path);

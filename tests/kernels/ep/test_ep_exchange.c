@@ -293,7 +293,7 @@ KV_TEST(p10_a_rank_is_there_once_and_is_who_it_says)
 {
 	static const uint32_t bad[] = {0, 3, 77};
 	char path[128];
-	int raw, listener, error;
+	int raw, listener;
 
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		start(0);
@@ -307,7 +307,7 @@ KV_TEST(p10_a_rank_is_there_once_and_is_who_it_says)
 	/* Who listens where rank 0 would is another one. */
 	set_up(1);
 	snprintf(path, sizeof path, "%s/rank-0", w.directory);
-	assert_int_equal(kv_sock_listen(path, 0600, 4, &listener, &error), KV_OK);
+	assert_int_equal(kv_sock_listen(path, 0600, 4, &listener, &(kv_sock_error_t){0}), KV_OK);
 	assert_int_equal(pthread_create(&w.thread, NULL, run_rank, NULL), 0);
 	do {
 		raw = accept(listener, NULL, NULL);
