@@ -3,6 +3,7 @@
  * a lookup may answer, which blocks a load and a save may name and what they hold, and what is found again.
  * KVD_TEST_SEED: another seed; KVD_TEST_UNIVERSES: more of them. */
 #include "connectors/scheduler/universe.h"
+#include "connectors/universes.h"
 #include "scheduler/names/spaces.h"
 
 #include <signal.h>
@@ -459,8 +460,10 @@ static void check_end(void)
 	check_empty();
 }
 
-static void run_universe(uint64_t seed, const u_profile_t *profile)
+static void run_universe(uint64_t seed, const void *ctx)
 {
+	const u_profile_t *profile = ctx;
+
 	memset(&w, 0, sizeof w);
 	w.profile = profile;
 	w.rng = seed;
@@ -484,24 +487,13 @@ static void run_universe(uint64_t seed, const u_profile_t *profile)
 	sr_stop();
 }
 
-static void run_universes(void **state)
-{
-	const char *universes = getenv("KVD_TEST_UNIVERSES");
-	const uint32_t n = universes ? (uint32_t)strtoul(universes, NULL, 0) : 1;
-
-	for (uint32_t i = 0; i < n; i++) {
-		print_message("seed %lu\n", (unsigned long)(kv_test_seed() + i));
-		run_universe(kv_test_seed() + i, *state);
-	}
-}
-
 int main(int argc, char **argv)
 {
-	for (int i = 0; i < (int)KV_COUNT_OF(profiles); i++) {
-		kv_test_add((struct CMUnitTest){.name = profiles[i].name,
-						.test_func = run_universes,
-						.initial_state = (void *)(uintptr_t)&profiles[i]},
-			    __FILE__, i);
+	static universes_t universes[KV_COUNT_OF(profiles)];
+
+	for (size_t i = 0; i < KV_COUNT_OF(profiles); i++) {
+		universes[i] = (universes_t){run_universe, &profiles[i], 0};
+		universes_add(profiles[i].name, &universes[i]);
 	}
 	sr_program = argc > 1 ? argv[1] : NULL;
 

@@ -3,6 +3,7 @@
  * and which puts must become visible. Each universe has more of what its promise is about. KVD_TEST_SEED: another seed;
  * KVD_TEST_UNIVERSES: more of them. */
 #include "connectors/worker/fail_alloc.h"
+#include "connectors/universes.h"
 #include "connectors/worker/universe.h"
 #include "connectors/worker/wr_device.h"
 
@@ -670,7 +671,7 @@ static void check_seen(const world_t *w)
 	}
 }
 
-static void run_universe(uint64_t seed, const u_profile_t *profile)
+static void run_universe(uint64_t seed, const void *profile)
 {
 	world_t *w = calloc(1, sizeof *w);
 
@@ -697,25 +698,13 @@ static void run_universe(uint64_t seed, const u_profile_t *profile)
 	free(w);
 }
 
-static void run_universes(void **state)
-{
-	const char *seed = getenv("KVD_TEST_SEED"), *universes = getenv("KVD_TEST_UNIVERSES");
-	const uint64_t first = seed ? strtoull(seed, NULL, 0) : WR_SEED;
-	const uint32_t n = universes ? (uint32_t)strtoul(universes, NULL, 0) : 1;
-
-	for (uint32_t i = 0; i < n; i++) {
-		print_message("seed %lu\n", (unsigned long)(first + i));
-		run_universe(first + i, *state);
-	}
-}
-
 int main(int argc, char **argv)
 {
-	for (int i = 0; i < (int)KV_COUNT_OF(profiles); i++) {
-		kv_test_add((struct CMUnitTest){.name = profiles[i].name,
-						.test_func = run_universes,
-						.initial_state = (void *)(uintptr_t)&profiles[i]},
-			    __FILE__, i);
+	static universes_t universes[KV_COUNT_OF(profiles)];
+
+	for (size_t i = 0; i < KV_COUNT_OF(profiles); i++) {
+		universes[i] = (universes_t){run_universe, &profiles[i], WR_SEED};
+		universes_add(profiles[i].name, &universes[i]);
 	}
 	wr_program = argc > 1 ? argv[1] : NULL;
 
