@@ -10,6 +10,8 @@
 #define WIDE            4u /* blocks an SM */
 #define TIMEOUT_US      UINT64_C(10000000)
 #define LINE            128u
+#define PIECE_BYTES     (256u << 10) /* of copies, at least: 5 us of a link, what it costs to use one before the next */
+#define MOST_PIECES     4u
 #define STAGES          3u /* of a warp, at least, where there is room: one is filled, one is sent, one is read */
 
 enum { ROUTE, PUSH, WAIT, COUNT, PLACE, REDUCE, RETURN, SUM, PULL, FLAG, KERNELS };
@@ -17,12 +19,20 @@ enum { ROUTE, PUSH, WAIT, COUNT, PLACE, REDUCE, RETURN, SUM, PULL, FLAG, KERNELS
 static const char *const names[KERNELS] = {KVK_EP_ROUTE,  KVK_EP_PUSH,   KVK_EP_WAIT, KVK_EP_COUNT, KVK_EP_PLACE,
 					   KVK_EP_REDUCE, KVK_EP_RETURN, KVK_EP_SUM,  KVK_EP_PULL,  KVK_EP_FLAG};
 
-/* What differs among links: how rows of a number get to the other ranks, and the flag behind them; and how those of
- * others get to where the rank reads, once their flags are here. `kind`: KVK_EP_DISPATCH or KVK_EP_COMBINE. */
+/* What differs among links: how rows of a number get to the other ranks, and the flag behind them; and, once the flags
+ * of others are here, how their rows get to where the rank reads, and the index or the sums of them. `kind`:
+ * KVK_EP_DISPATCH or KVK_EP_COMBINE. */
 typedef struct gpu_link {
 	kv_status_t (*send)(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream);
-	kv_status_t (*fetch)(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream);
+	kv_status_t (*take)(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream);
 } gpu_link_t;
+
+/* Of a slot, over copies: where they run while the caller's stream uses what has come, and what orders the two. Halves
+ * of one number come one after the other; those of two do not wait for each other here. */
+typedef struct gpu_side {
+	kvk_cu_stream_t stream;
+	kvk_cu_event_t event;
+} gpu_side_t;
 
 struct kvk_ep_gpu {
 	kvk_gpu_t *gpu;
@@ -34,10 +44,12 @@ struct kvk_ep_gpu {
 	kvk_ep_args_t args;
 	kvk_ep_link_kind_t kind;
 	const gpu_link_t *link;
-	uint32_t sms, wide;
-	uint64_t done[4]; /* halves that were enqueued */
+	uint32_t sms, pushers, wide; /* pushers: blocks of the push */
+	uint64_t done[4];            /* halves that were enqueued */
 	uint64_t reduced;
 	kvk_cu_ptr_t own[KVK_EP_MAX_IN_FLIGHT]; /* rows of a slot's tokens */
+	uint32_t most[KVK_EP_MAX_IN_FLIGHT];    /* of a slot: what copies are of */
+	gpu_side_t sides[KVK_EP_MAX_IN_FLIGHT];
 };
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -64,7 +76,7 @@ static size_t place(const kvk_ep_plan_t *plan, kvk_ep_link_kind_t kind, kvk_cu_p
 	args->masks = base + append(&end, plan->shape.max_tokens);
 	args->before = base + append(&end, (size_t)KVK_EP_INDEX_GRID * KVK_EP_WARPS * plan->rank_experts * 4u);
 	args->totals = base + append(&end, (size_t)KVK_EP_INDEX_GRID * plan->rank_experts * 4u);
-	args->staged = base + append(&end, records * (plan->shape.groups / plan->shape.ranks) * plan->row_bytes);
+	args->staged = base + append(&end, plan->shape.in_flight * kvk_ep_staged_bytes(plan));
 
 	return end;
 }
@@ -86,7 +98,7 @@ static size_t index_shared(const kvk_ep_plan_t *plan)
 static size_t share_bytes(const kvk_ep_gpu_t *ep)
 {
 	const kvk_ep_shape_t *shape = &ep->args.plan.shape;
-	const size_t tokens = (shape->max_tokens + ep->sms - 1u) / ep->sms, groups = (tokens + 31u) / 32u;
+	const size_t tokens = (shape->max_tokens + ep->pushers - 1u) / ep->pushers, groups = (tokens + 31u) / 32u;
 
 	return groups * (KVK_EP_MAX_RANKS * sizeof(uint32_t) + 32u * (size_t)(1u + shape->ranks));
 }
@@ -139,59 +151,97 @@ static kv_status_t send_by_stores(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t numb
 {
 	(void)number;
 
-	return kind == KVK_EP_DISPATCH ? launch(ep, PUSH, ep->sms, ring_bytes(ep) + share_bytes(ep), stream)
+	return kind == KVK_EP_DISPATCH ? launch(ep, PUSH, ep->pushers, ring_bytes(ep) + share_bytes(ep), stream)
 				       : launch(ep, RETURN, ep->sms, ring_bytes(ep), stream);
 }
 
-static kv_status_t fetch_nothing(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+/* The index of the records that have come. */
+static kv_status_t build_index(kvk_ep_gpu_t *ep, kvk_cu_stream_t stream)
 {
-	(void)ep, (void)kind, (void)number, (void)stream;
+	const size_t bytes = index_shared(&ep->args.plan);
+	const kv_status_t status = launch(ep, COUNT, KVK_EP_INDEX_GRID, bytes, stream);
 
-	return KV_OK;
+	return status == KV_OK ? launch(ep, PLACE, KVK_EP_INDEX_GRID, bytes, stream) : status;
 }
 
-static kv_status_t fetch_by_loads(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+/* The sums of tokens [first, end); of the last ones `end` is max_tokens. */
+static kv_status_t sum_parts(kvk_ep_gpu_t *ep, uint32_t first, uint32_t end, kvk_cu_stream_t stream)
 {
-	(void)kind, (void)number;
+	ep->args.sum_first = first;
+	ep->args.sum_end = end;
 
-	return launch(ep, PULL, ep->sms, ring_bytes(ep), stream);
+	return launch(ep, SUM, ep->wide, 0, stream);
 }
+
+static kv_status_t take_in_place(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	(void)number;
+
+	return kind == KVK_EP_DISPATCH ? build_index(ep, stream)
+				       : sum_parts(ep, 0, ep->args.plan.shape.max_tokens, stream);
+}
+
+static kv_status_t take_by_loads(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	const kv_status_t status = launch(ep, PULL, ep->sms, ring_bytes(ep), stream);
+
+	return status == KV_OK ? take_in_place(ep, kind, number, stream) : status;
+}
+
+/* ---- copies: what is sent -------------------------------------------------------------------- */
 
 static kv_status_t copy(kvk_ep_gpu_t *ep, kvk_cu_ptr_t to, kvk_cu_ptr_t from, size_t bytes, kvk_cu_stream_t stream)
 {
 	return KVK_GPU_CALL(ep->gpu, copy_async, to, from, bytes, stream);
 }
 
-/* All rows and notes of one sender for one rank that the plan has room for: the outbox and heaps have them apart. */
-static kv_status_t copy_records(kvk_ep_gpu_t *ep, kvk_cu_ptr_t rows[2], kvk_cu_ptr_t notes[2], kvk_cu_stream_t stream)
+/* What no rank's tokens exceed in the dispatch of that number. */
+static uint32_t most_of(const kvk_ep_gpu_t *ep, uint64_t number)
+{
+	return ep->most[kvk_ep_slot(number, ep->args.plan.shape.in_flight)];
+}
+
+/* Parts of n tokens, of all groups of one rank. `to` and `from` are those of the first: in both memories a group has
+ * room for max_tokens, so that parts of all of these are one piece. */
+static kv_status_t copy_parts(kvk_ep_gpu_t *ep, kvk_cu_ptr_t to, kvk_cu_ptr_t from, uint32_t n, kvk_cu_stream_t stream)
 {
 	const kvk_ep_plan_t *plan = &ep->args.plan;
-	const kv_status_t status = copy(ep, rows[1], rows[0], plan->shape.max_tokens * plan->row_bytes, stream);
+	const size_t room = plan->shape.max_tokens * plan->row_bytes, bytes = n * plan->row_bytes;
+	const uint32_t groups = kvk_ep_first_group(plan, 1);
+	kv_status_t status = KV_OK;
 
-	return status == KV_OK ? copy(ep, notes[1], notes[0], plan->shape.max_tokens * plan->note_bytes, stream)
-			       : status;
+	if (bytes == room) {
+		return copy(ep, to, from, groups * bytes, stream);
+	}
+	for (uint32_t g = 0; g < groups && status == KV_OK; g++) {
+		status = copy(ep, to + g * room, from + g * room, bytes, stream);
+	}
+
+	return status;
 }
 
 static kv_status_t copy_to(kvk_ep_gpu_t *ep, uint32_t rank, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
 {
 	const kvk_ep_args_t *args = &ep->args;
 	const kvk_ep_plan_t *plan = &args->plan;
-	const uint32_t most = plan->shape.max_tokens, own = args->rank * most;
-	const size_t first = (size_t)rank * most, notes = (size_t)plan->shape.ranks * most * plan->row_bytes;
+	const uint32_t room = plan->shape.max_tokens, own = args->rank * room, most = most_of(ep, number);
+	const size_t first = (size_t)rank * room, notes = (size_t)plan->shape.ranks * room * plan->row_bytes;
+	kv_status_t status;
 
 	if (kind == KVK_EP_COMBINE) {
 		const size_t at = kvk_ep_part_at(plan, number, kvk_ep_first_group(plan, args->rank), 0);
 
-		return copy(ep, args->heaps[rank] + at, args->staged + rank * kvk_ep_rank_parts(plan),
-			    kvk_ep_rank_parts(plan), stream);
-	}
+		const size_t slot = kvk_ep_slot(number, plan->shape.in_flight);
+		const kvk_cu_ptr_t staged = args->staged + slot * kvk_ep_staged_bytes(plan);
 
-	return copy_records(ep,
-			    (kvk_cu_ptr_t[]){args->outbox + first * plan->row_bytes,
-					     args->heaps[rank] + kvk_ep_row_at(plan, number, own)},
-			    (kvk_cu_ptr_t[]){args->outbox + notes + first * plan->note_bytes,
-					     args->heaps[rank] + kvk_ep_note_at(plan, number, own)},
-			    stream);
+		return copy_parts(ep, args->heaps[rank] + at, staged + rank * kvk_ep_rank_parts(plan), most, stream);
+	}
+	status = copy(ep, args->heaps[rank] + kvk_ep_row_at(plan, number, own), args->outbox + first * plan->row_bytes,
+		      most * plan->row_bytes, stream);
+
+	return status == KV_OK ? copy(ep, args->heaps[rank] + kvk_ep_note_at(plan, number, own),
+				      args->outbox + notes + first * plan->note_bytes, most * plan->note_bytes, stream)
+			       : status;
 }
 
 /* The flags go behind the copies: the kernel before them has packed what they copy, and given none. */
@@ -204,37 +254,127 @@ static kv_status_t send_by_copies(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t numb
 	}
 	ep->args.kind = kind;
 	ep->args.half = kind == KVK_EP_DISPATCH ? KVK_EP_DISPATCH_SENT : KVK_EP_COMBINE_SENT;
+	ep->args.most = most_of(ep, number);
 
 	return status == KV_OK ? launch(ep, FLAG, 1, 0, stream) : status;
 }
 
-static kv_status_t copy_from(kvk_ep_gpu_t *ep, uint32_t rank, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
-{
-	const kvk_ep_plan_t *plan = &ep->args.plan;
-	const kvk_cu_ptr_t heap = ep->args.heaps[ep->args.rank], near = ep->args.near;
-	const size_t row = kvk_ep_row_at(plan, number, rank * plan->shape.max_tokens),
-		     note = kvk_ep_note_at(plan, number, rank * plan->shape.max_tokens),
-		     part = kvk_ep_part_at(plan, number, kvk_ep_first_group(plan, rank), 0);
+/* ---- copies: what is received ---------------------------------------------------------------- */
 
-	return kind == KVK_EP_COMBINE ? copy(ep, near + part, heap + part, kvk_ep_rank_parts(plan), stream)
-				      : copy_records(ep, (kvk_cu_ptr_t[]){heap + row, near + row},
-						     (kvk_cu_ptr_t[]){heap + note, near + note}, stream);
+/* What is enqueued on `after` from now on comes after all that is on `before`. */
+static kv_status_t follow(kvk_ep_gpu_t *ep, kvk_cu_event_t event, kvk_cu_stream_t before, kvk_cu_stream_t after)
+{
+	kv_status_t status;
+
+	if (before == after) {
+		return KV_OK;
+	}
+	status = KVK_GPU_CALL(ep->gpu, event_record, event, before);
+
+	return status == KV_OK ? KVK_GPU_CALL(ep->gpu, stream_wait, after, event, 0) : status;
 }
 
-static kv_status_t fetch_by_copies(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+/* In how many pieces what other ranks have sent comes, so that one is used while the next is on its way. */
+static uint32_t find_pieces(const kvk_ep_gpu_t *ep, uint32_t kind, uint32_t most)
 {
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const size_t pieces = (plan->shape.ranks - 1u) * kvk_ep_padded_bytes(plan, kind, most) / PIECE_BYTES;
+	const uint32_t n = pieces < MOST_PIECES ? (uint32_t)pieces : MOST_PIECES;
+
+	return n == 0 ? 1 : n < most ? n : most;
+}
+
+enum { ROWS, NOTES };
+
+static kv_status_t fetch_records(kvk_ep_gpu_t *ep, int what, uint64_t number, kvk_cu_stream_t stream)
+{
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const kvk_cu_ptr_t heap = ep->args.heaps[ep->args.rank];
+	const size_t bytes = most_of(ep, number) * (what == ROWS ? plan->row_bytes : plan->note_bytes);
 	kv_status_t status = KV_OK;
 
-	for (uint32_t r = 0; r < ep->args.plan.shape.ranks && status == KV_OK; r++) {
-		status = r == ep->args.rank ? KV_OK : copy_from(ep, r, kind, number, stream);
+	for (uint32_t r = 0; r < plan->shape.ranks && status == KV_OK; r++) {
+		const uint32_t first = r * plan->shape.max_tokens;
+		const size_t at =
+			what == ROWS ? kvk_ep_row_at(plan, number, first) : kvk_ep_note_at(plan, number, first);
+
+		status = r == ep->args.rank ? KV_OK : copy(ep, ep->args.near + at, heap + at, bytes, stream);
 	}
 
 	return status;
 }
 
-static const gpu_link_t links[] = {[KVK_EP_PEER] = {send_by_stores, fetch_nothing},
-				   [KVK_EP_HOST_COPIES] = {send_by_copies, fetch_by_copies},
-				   [KVK_EP_HOST_KERNELS] = {send_by_stores, fetch_by_loads}};
+/* The index reads notes alone: it is made while the rows come. */
+static kv_status_t index_by_copies(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream)
+{
+	const gpu_side_t *side = &ep->sides[kvk_ep_slot(number, ep->args.plan.shape.in_flight)];
+	const int is_small = find_pieces(ep, KVK_EP_DISPATCH, most_of(ep, number)) == 1;
+	const kvk_cu_stream_t copies = is_small ? stream : side->stream;
+	kv_status_t status = follow(ep, side->event, stream, copies);
+
+	if (status == KV_OK) {
+		status = fetch_records(ep, NOTES, number, copies);
+	}
+	if (status == KV_OK) {
+		status = follow(ep, side->event, copies, stream);
+	}
+	if (status == KV_OK) {
+		status = fetch_records(ep, ROWS, number, copies);
+	}
+	if (status == KV_OK) {
+		status = build_index(ep, stream);
+	}
+
+	return status == KV_OK ? follow(ep, side->event, copies, stream) : status;
+}
+
+/* Of tokens [first, first + n). */
+static kv_status_t fetch_parts(kvk_ep_gpu_t *ep, uint64_t number, uint32_t first, uint32_t n, kvk_cu_stream_t stream)
+{
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const kvk_cu_ptr_t heap = ep->args.heaps[ep->args.rank];
+	kv_status_t status = KV_OK;
+
+	for (uint32_t r = 0; r < plan->shape.ranks && status == KV_OK; r++) {
+		const size_t at = kvk_ep_part_at(plan, number, kvk_ep_first_group(plan, r), first);
+
+		status = r == ep->args.rank ? KV_OK : copy_parts(ep, ep->args.near + at, heap + at, n, stream);
+	}
+
+	return status;
+}
+
+/* Tokens are summed while the parts of later ones come. */
+static kv_status_t sum_by_copies(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream)
+{
+	const gpu_side_t *side = &ep->sides[kvk_ep_slot(number, ep->args.plan.shape.in_flight)];
+	const uint32_t most = most_of(ep, number), pieces = find_pieces(ep, KVK_EP_COMBINE, most);
+	const kvk_cu_stream_t copies = pieces == 1 ? stream : side->stream;
+	kv_status_t status = follow(ep, side->event, stream, copies);
+
+	for (uint32_t i = 0; i < pieces && status == KV_OK; i++) {
+		const uint32_t first = most * i / pieces, end = most * (i + 1) / pieces;
+
+		status = fetch_parts(ep, number, first, end - first, copies);
+		if (status == KV_OK) {
+			status = follow(ep, side->event, copies, stream);
+		}
+		if (status == KV_OK) {
+			status = sum_parts(ep, first, i + 1 < pieces ? end : ep->args.plan.shape.max_tokens, stream);
+		}
+	}
+
+	return status;
+}
+
+static kv_status_t take_by_copies(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	return kind == KVK_EP_DISPATCH ? index_by_copies(ep, number, stream) : sum_by_copies(ep, number, stream);
+}
+
+static const gpu_link_t links[] = {[KVK_EP_PEER] = {send_by_stores, take_in_place},
+				   [KVK_EP_HOST_COPIES] = {send_by_copies, take_by_copies},
+				   [KVK_EP_HOST_KERNELS] = {send_by_stores, take_by_loads}};
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
@@ -301,6 +441,39 @@ static kv_status_t take_memory(kvk_ep_gpu_t *ep)
 }
 
 /* In the context. */
+static kv_status_t open_sides(kvk_ep_gpu_t *ep)
+{
+	const uint32_t slots = ep->kind == KVK_EP_HOST_COPIES ? ep->args.plan.shape.in_flight : 0;
+	kvk_gpu_t *gpu = ep->gpu;
+	kv_status_t status = KV_OK;
+
+	for (uint32_t i = 0; i < slots && status == KV_OK; i++) {
+		gpu_side_t *side = &ep->sides[i];
+
+		status = KVK_GPU_CALL(gpu, stream_create, &side->stream, KVK_CU_STREAM_OWN, KVK_CU_PRIORITY_HIGH);
+		side->stream = status == KV_OK ? side->stream : NULL;
+		if (status == KV_OK) {
+			status = KVK_GPU_CALL(gpu, event_create, &side->event, KVK_CU_EVENT_NO_TIME);
+			side->event = status == KV_OK ? side->event : NULL;
+		}
+	}
+
+	return status;
+}
+
+static void close_sides(kvk_ep_gpu_t *ep)
+{
+	for (size_t i = 0; i < KV_COUNT_OF(ep->sides); i++) {
+		if (ep->sides[i].stream) {
+			KVK_GPU_CALL(ep->gpu, stream_destroy, ep->sides[i].stream);
+		}
+		if (ep->sides[i].event) {
+			KVK_GPU_CALL(ep->gpu, event_destroy, ep->sides[i].event);
+		}
+	}
+}
+
+/* In the context. */
 static kv_status_t open_parts(kvk_ep_gpu_t *ep, uint64_t pace)
 {
 	kv_status_t status = size_stages(ep);
@@ -314,7 +487,11 @@ static kv_status_t open_parts(kvk_ep_gpu_t *ep, uint64_t pace)
 		status = load_kernels(ep);
 	}
 
-	return status == KV_OK ? take_memory(ep) : status;
+	if (status == KV_OK) {
+		status = take_memory(ep);
+	}
+
+	return status == KV_OK ? open_sides(ep) : status;
 }
 
 kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_ep)
@@ -336,6 +513,8 @@ kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_
 	ep->gpu = gpu;
 	ep->sms = config->sms ? config->sms : SMS;
 	ep->wide = config->wide ? config->wide : WIDE * gpu->sms_all;
+	/* A push that packs for copies stays in the rank's memory: all SMs, each with room for one block. */
+	ep->pushers = config->link != KVK_EP_HOST_COPIES ? ep->sms : ep->wide < gpu->sms_all ? ep->wide : gpu->sms_all;
 	ep->kind = config->link;
 	ep->link = &links[config->link];
 	ep->args.plan = *config->plan;
@@ -366,6 +545,7 @@ void kvk_ep_gpu_close(kvk_ep_gpu_t *ep)
 		return;
 	}
 	if (kvk_gpu_enter(ep->gpu) == KV_OK) {
+		close_sides(ep);
 		if (ep->stream) {
 			KVK_GPU_CALL(ep->gpu, stream_destroy, ep->stream);
 		}
@@ -394,7 +574,7 @@ static kv_status_t receive(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk
 	ep->args.half = kind == KVK_EP_DISPATCH ? KVK_EP_DISPATCH_RECEIVED : KVK_EP_COMBINE_RECEIVED;
 	status = launch(ep, WAIT, 1, 0, stream);
 
-	return status == KV_OK ? ep->link->fetch(ep, kind, number, stream) : status;
+	return status == KV_OK ? ep->link->take(ep, kind, number, stream) : status;
 }
 
 static kv_status_t not_next(uint64_t number)
@@ -412,11 +592,13 @@ kv_status_t kvk_ep_gpu_dispatch_send(kvk_ep_gpu_t *ep, const kvk_ep_tokens_t *to
 {
 	const uint64_t number = ep->done[KVK_EP_DISPATCH_SENT] + 1;
 	const kvk_ep_shape_t *shape = &ep->args.plan.shape;
+	const uint32_t most = tokens->most ? tokens->most : shape->max_tokens;
 	kv_status_t status;
 
-	if (tokens->n > shape->max_tokens) {
-		return kvk_gpu_set_error(KV_ERR_ARG, "%u tokens are more than the plan's %u", tokens->n,
-					 shape->max_tokens);
+	if (most > shape->max_tokens || tokens->n > most) {
+		return kvk_gpu_set_error(KV_ERR_ARG,
+					 "%u tokens of at most %u are more than the plan's %u, or than these",
+					 tokens->n, most, shape->max_tokens);
 	}
 	if (!kvk_ep_may_send(number, ep->done[KVK_EP_COMBINE_RECEIVED], shape->in_flight)) {
 		return kvk_gpu_set_error(KV_ERR_BUSY, "%u dispatches wait for their combine", shape->in_flight);
@@ -429,6 +611,7 @@ kv_status_t kvk_ep_gpu_dispatch_send(kvk_ep_gpu_t *ep, const kvk_ep_tokens_t *to
 						   .experts = (uintptr_t)tokens->experts,
 						   .weights = (uintptr_t)tokens->weights,
 						   .n = tokens->n};
+	ep->most[kvk_ep_slot(number, shape->in_flight)] = most;
 	status = launch(ep, ROUTE, (shape->max_tokens + KVK_EP_THREADS - 1u) / KVK_EP_THREADS, 0, stream);
 	if (status == KV_OK) {
 		status = ep->link->send(ep, KVK_EP_DISPATCH, number, stream);
@@ -455,12 +638,6 @@ kv_status_t kvk_ep_gpu_dispatch_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_s
 		return status;
 	}
 	status = receive(ep, KVK_EP_DISPATCH, number, stream);
-	if (status == KV_OK) {
-		status = launch(ep, COUNT, KVK_EP_INDEX_GRID, index_shared(plan), stream);
-	}
-	if (status == KV_OK) {
-		status = launch(ep, PLACE, KVK_EP_INDEX_GRID, index_shared(plan), stream);
-	}
 	kvk_gpu_leave(ep->gpu);
 	ep->done[KVK_EP_DISPATCH_RECEIVED] += status == KV_OK;
 	p_rows->first = ep->args.index + slot * kvk_ep_slot_words(plan) * sizeof(uint32_t);
@@ -472,9 +649,11 @@ kv_status_t kvk_ep_gpu_dispatch_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_s
 	return status;
 }
 
+/* The number before may still wait to be sent: staged rows are of a slot, and a slot that is in use is not sent to. */
 kv_status_t kvk_ep_gpu_reduce(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_ptr_t outputs, kvk_cu_stream_t stream)
 {
-	kv_status_t status = number == ep->reduced + 1 ? check_next(ep, KVK_EP_COMBINE_SENT, number) : not_next(number);
+	const int is_next = number == ep->reduced + 1 && number <= ep->done[KVK_EP_DISPATCH_RECEIVED];
+	kv_status_t status = is_next ? KV_OK : not_next(number);
 
 	if (status == KV_OK) {
 		status = kvk_gpu_enter(ep->gpu);
@@ -492,7 +671,7 @@ kv_status_t kvk_ep_gpu_reduce(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_ptr_t ou
 
 kv_status_t kvk_ep_gpu_combine_send(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream)
 {
-	kv_status_t status = number == ep->reduced ? check_next(ep, KVK_EP_COMBINE_SENT, number) : not_next(number);
+	kv_status_t status = number <= ep->reduced ? check_next(ep, KVK_EP_COMBINE_SENT, number) : not_next(number);
 
 	if (status == KV_OK) {
 		status = kvk_gpu_enter(ep->gpu);
@@ -519,9 +698,6 @@ kv_status_t kvk_ep_gpu_combine_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_pt
 	}
 	ep->args.out = out;
 	status = receive(ep, KVK_EP_COMBINE, number, stream);
-	if (status == KV_OK) {
-		status = launch(ep, SUM, ep->wide, 0, stream);
-	}
 	kvk_gpu_leave(ep->gpu);
 	ep->done[KVK_EP_COMBINE_RECEIVED] += status == KV_OK;
 

@@ -54,6 +54,13 @@ KVK_EP_RULE size_t kvk_ep_rank_parts(const kvk_ep_plan_t *plan)
 	return (size_t)kvk_ep_first_group(plan, 1) * plan->shape.max_tokens * plan->row_bytes;
 }
 
+/* Bytes that a padded copy of `most` tokens moves from one rank to another: rows and notes, or parts. */
+KVK_EP_RULE size_t kvk_ep_padded_bytes(const kvk_ep_plan_t *plan, uint32_t kind, uint32_t most)
+{
+	return most *
+	       (kind == KVK_EP_DISPATCH ? plan->record_bytes : (size_t)kvk_ep_first_group(plan, 1) * plan->row_bytes);
+}
+
 /* Which of the rank's own tokens the record is, which do not travel; max_tokens: another rank's. */
 KVK_EP_RULE uint32_t kvk_ep_own_token(const kvk_ep_plan_t *plan, uint32_t rank, uint32_t record)
 {

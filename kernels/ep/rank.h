@@ -6,10 +6,10 @@
 
 /* A dispatch of this rank, until its combine has been read. */
 typedef struct kvk_ep_result {
-	kvk_ep_tokens_t tokens;
-	uint32_t *first;  /* [rank_experts + 1]                                                          */
-	uint32_t *record; /* [max_rows]                                                                  */
-	uint32_t *row;    /* [ranks * max_tokens][top_k]: the row of a record's k-th expert, if it is here */
+	kvk_ep_tokens_t tokens; /* `most` is never 0 here */
+	uint32_t *first;        /* [rank_experts + 1]                                                          */
+	uint32_t *record;       /* [max_rows]                                                                  */
+	uint32_t *row;          /* [ranks * max_tokens][top_k]: the row of a record's k-th expert, if it is here */
 } kvk_ep_result_t;
 
 struct kvk_ep_rank {

@@ -13,12 +13,13 @@ static kv_status_t begin_half(const kvk_ep_rank_t *ep, uint32_t half, uint64_t n
 	return number == ep->done[half] + 1 && number <= ep->done[half - 1] ? KV_OK : KV_ERR_ARG;
 }
 
-/* Experts that exist, each once a token: the receiver has no place for more rows. */
+/* No more tokens than others expect, and experts that exist, each once a token: the receiver has no place for more
+ * rows. */
 static kv_status_t check_tokens(const kvk_ep_plan_t *plan, const kvk_ep_tokens_t *tokens)
 {
 	const uint32_t top_k = plan->shape.top_k;
 
-	if (tokens->n > plan->shape.max_tokens) {
+	if (tokens->n > tokens->most || tokens->most > plan->shape.max_tokens) {
 		return KV_ERR_ARG;
 	}
 	for (size_t i = 0; i < (size_t)tokens->n * top_k; i++) {
@@ -80,15 +81,15 @@ static void put_record(kvk_ep_rank_t *ep, uint64_t number, uint32_t rank, uint32
 	link->put(link->ctx, rank, kvk_ep_note_at(plan, number, record), note, plan->note_bytes);
 }
 
-/* All records that the plan has room for, n of them real. */
-static void put_outbox(kvk_ep_rank_t *ep, uint64_t number, uint32_t rank, uint32_t n)
+/* `most` records, n of them real. */
+static void put_outbox(kvk_ep_rank_t *ep, uint64_t number, uint32_t rank, uint32_t most, uint32_t n)
 {
 	const kvk_ep_plan_t *plan = &ep->plan;
-	const uint32_t most = plan->shape.max_tokens, first = ep->rank * most;
+	const uint32_t room = plan->shape.max_tokens, first = ep->rank * room;
 	const kvk_ep_link_t *link = &ep->link;
 
 	link->put(link->ctx, rank, kvk_ep_row_at(plan, number, first), ep->outbox, most * plan->row_bytes);
-	link->put(link->ctx, rank, kvk_ep_note_at(plan, number, first), ep->outbox + most * plan->row_bytes,
+	link->put(link->ctx, rank, kvk_ep_note_at(plan, number, first), ep->outbox + room * plan->row_bytes,
 		  most * plan->note_bytes);
 	ep->stats.dispatch_padding += (most - n) * plan->record_bytes;
 }
@@ -107,7 +108,7 @@ static void send_to(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t n
 		}
 	}
 	if (ep->link.padded) {
-		put_outbox(ep, number, rank, n);
+		put_outbox(ep, number, rank, tokens->most, n);
 	}
 	ep->link.put(ep->link.ctx, rank, kvk_ep_count_at(plan, number, ep->rank), &n, sizeof n);
 	ep->stats.dispatch_bytes += n * plan->record_bytes;
@@ -116,11 +117,13 @@ static void send_to(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t n
 kv_status_t kvk_ep_dispatch_send(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t *p_number)
 {
 	const uint64_t number = ep->done[KVK_EP_DISPATCH_SENT] + 1;
+	kvk_ep_tokens_t bounded = *tokens;
 
 	if (ep->failed) {
 		return KV_ERR_TIMEOUT;
 	}
-	if (check_tokens(&ep->plan, tokens) != KV_OK) {
+	bounded.most = tokens->most ? tokens->most : ep->plan.shape.max_tokens;
+	if (check_tokens(&ep->plan, &bounded) != KV_OK) {
 		return KV_ERR_ARG;
 	}
 	if (!kvk_ep_may_send(number, ep->done[KVK_EP_COMBINE_RECEIVED], ep->plan.shape.in_flight)) {
@@ -128,11 +131,11 @@ kv_status_t kvk_ep_dispatch_send(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *token
 	}
 	for (uint32_t r = 0; r < ep->plan.shape.ranks; r++) {
 		if (r != ep->rank) {
-			send_to(ep, tokens, number, r);
+			send_to(ep, &bounded, number, r);
 		}
 	}
 	kvk_ep_release(ep, KVK_EP_DISPATCH, number);
-	kvk_ep_result(ep, number)->tokens = *tokens;
+	kvk_ep_result(ep, number)->tokens = bounded;
 	ep->done[KVK_EP_DISPATCH_SENT] = number;
 	*p_number = number;
 
@@ -233,7 +236,7 @@ static void fetch_records(kvk_ep_rank_t *ep, uint64_t number)
 			continue;
 		}
 		fetch(ep, kvk_ep_count_at(plan, number, r), sizeof n);
-		n = ep->link.padded ? plan->shape.max_tokens : count_of(ep, number, r);
+		n = ep->link.padded ? kvk_ep_result(ep, number)->tokens.most : count_of(ep, number, r);
 		fetch(ep, kvk_ep_row_at(plan, number, first), n * plan->row_bytes);
 		fetch(ep, kvk_ep_note_at(plan, number, first), n * plan->note_bytes);
 	}
@@ -324,19 +327,31 @@ static void send_parts(kvk_ep_rank_t *ep, uint64_t number, uint32_t owner, uint3
 	}
 }
 
+/* `most` parts of each group: a group has room for max_tokens. */
+static void put_parts(kvk_ep_rank_t *ep, uint64_t number, uint32_t owner)
+{
+	const kvk_ep_plan_t *plan = &ep->plan;
+	const size_t bytes = kvk_ep_result(ep, number)->tokens.most * plan->row_bytes;
+	const size_t first = kvk_ep_part_at(plan, number, kvk_ep_first_group(plan, ep->rank), 0);
+
+	for (uint32_t g = kvk_ep_first_group(plan, ep->rank); g < kvk_ep_first_group(plan, ep->rank + 1); g++) {
+		const size_t at = kvk_ep_part_at(plan, number, g, 0);
+
+		ep->link.put(ep->link.ctx, owner, at, ep->outbox + at - first, bytes);
+	}
+}
+
 /* To one owner. */
 static void send_back(kvk_ep_rank_t *ep, uint64_t number, uint32_t owner, const kvk_bf16_t *outputs)
 {
 	const uint64_t before = ep->stats.combine_bytes;
-	const size_t bytes = kvk_ep_rank_parts(&ep->plan);
+	const size_t bytes = kvk_ep_padded_bytes(&ep->plan, KVK_EP_COMBINE, kvk_ep_result(ep, number)->tokens.most);
 
 	for (uint32_t i = 0, n = count_of(ep, number, owner); i < n; i++) {
 		send_parts(ep, number, owner, i, outputs);
 	}
 	if (ep->link.padded && owner != ep->rank) {
-		ep->link.put(ep->link.ctx, owner,
-			     kvk_ep_part_at(&ep->plan, number, kvk_ep_first_group(&ep->plan, ep->rank), 0), ep->outbox,
-			     bytes);
+		put_parts(ep, number, owner);
 		ep->stats.combine_padding += bytes - (ep->stats.combine_bytes - before);
 	}
 }
@@ -375,16 +390,17 @@ static int has_part(kvk_ep_rank_t *ep, uint64_t number, uint32_t token, uint32_t
 static void fetch_parts(kvk_ep_rank_t *ep, uint64_t number)
 {
 	const kvk_ep_plan_t *plan = &ep->plan;
-	const uint32_t tokens = kvk_ep_result(ep, number)->tokens.n, each = kvk_ep_first_group(plan, 1);
+	const kvk_ep_tokens_t *sent = &kvk_ep_result(ep, number)->tokens;
+	const uint32_t each = kvk_ep_first_group(plan, 1);
 
 	for (uint32_t g = 0; g < plan->shape.groups && ep->link.fetch; g++) {
 		if (g / each == ep->rank) {
 			continue;
 		}
 		if (ep->link.padded) {
-			fetch(ep, kvk_ep_part_at(plan, number, g, 0), kvk_ep_rank_parts(plan) / each);
+			fetch(ep, kvk_ep_part_at(plan, number, g, 0), sent->most * plan->row_bytes);
 		}
-		for (uint32_t t = 0; t < tokens && !ep->link.padded; t++) {
+		for (uint32_t t = 0; t < sent->n && !ep->link.padded; t++) {
 			fetch(ep, kvk_ep_part_at(plan, number, g, t), has_part(ep, number, t, g) ? plan->row_bytes : 0);
 		}
 	}

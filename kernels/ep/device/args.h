@@ -28,17 +28,20 @@ typedef struct kvk_ep_device_tokens {
 	uint32_t n, reserved;
 } kvk_ep_device_tokens_t;
 
+/* Behind the halves: reductions. One may run while the number before is still being sent. */
+#define KVK_EP_REDUCED (KVK_EP_COMBINE_RECEIVED + 1)
+
 /* In the rank's device memory, zero at first. Kernels read the number of a half from it, so that one that is launched
  * again by a graph does the next. */
 typedef struct kvk_ep_state {
-	uint64_t done[4];  /* the last number of each half */
-	uint64_t bytes[2]; /* sent to other ranks: dispatches, combines */
-	uint64_t moved[2]; /* by padded copies, to the same end */
+	uint64_t done[KVK_EP_REDUCED + 1]; /* the last number of each half, and of the reductions */
+	uint64_t bytes[2];                 /* sent to other ranks: dispatches, combines */
+	uint64_t moved[2];                 /* by padded copies, to the same end */
 	kvk_ep_device_tokens_t tokens[KVK_EP_MAX_IN_FLIGHT];
-	uint32_t totals[KVK_EP_MAX_RANKS]; /* records of the dispatch that is being sent, of each rank */
-	uint32_t arrived[4];               /* blocks of the half's kernel that have ended */
-	uint32_t failed;                   /* a rank is lost */
-	uint32_t refused;                  /* experts that there are not, named by tokens so far */
+	uint32_t totals[KVK_EP_MAX_RANKS];    /* records of the dispatch that is being sent, of each rank */
+	uint32_t arrived[KVK_EP_REDUCED + 1]; /* blocks of the half's kernel that have ended */
+	uint32_t failed;                      /* a rank is lost */
+	uint32_t refused;                     /* experts that there are not, named by tokens so far */
 } kvk_ep_state_t;
 
 typedef struct kvk_ep_args {
@@ -52,14 +55,16 @@ typedef struct kvk_ep_args {
 	uint64_t masks;  /* [max_tokens] bytes: the other ranks that a token goes to, a bit each */
 	uint64_t before; /* [KVK_EP_INDEX_GRID][KVK_EP_WARPS][rank_experts]: rows of the block's warps before */
 	uint64_t totals; /* [KVK_EP_INDEX_GRID][rank_experts]: of the block */
-	uint64_t staged; /* rows for other ranks: [ranks * max_tokens][groups of the rank], of copies [ranks][groups of
-				the rank][max_tokens] */
+	uint64_t staged; /* rows for other ranks: of slot s at staged + s * kvk_ep_staged_bytes(), [ranks * max_tokens]
+				[groups of the rank], of copies [ranks][groups of the rank][max_tokens] */
 	uint64_t timeout_ns; /* of a wait, from its kernel's start */
 	uint32_t rank;
 	uint64_t per_rank, per_group; /* kvk_ep_reciprocal() of the experts of a rank, of a group */
 	/* Of kernels that move rows: warps of a block that do, stages of each, bytes of a stage: a row's, rounded up. */
 	uint32_t ring_warps, stages, stage_bytes;
 	uint32_t kind, half;           /* of a wait: which flags, and whose number */
+	uint32_t most;                 /* flag: tokens that the copies before it were of */
+	uint32_t sum_first, sum_end;   /* sum: of these tokens; from max_tokens on the end is that of the half */
 	kvk_ep_device_tokens_t tokens; /* push */
 	uint64_t outputs;              /* reduce: [rows][hidden] */
 	uint64_t out;                  /* sum: [tokens][hidden] */
@@ -69,6 +74,11 @@ typedef struct kvk_ep_args {
 KVK_EP_RULE uint64_t kvk_ep_reciprocal(uint32_t b)
 {
 	return ((1u << 24) + b - 1u) / b;
+}
+
+KVK_EP_RULE size_t kvk_ep_staged_bytes(const kvk_ep_plan_t *plan)
+{
+	return plan->shape.ranks * kvk_ep_rank_parts(plan);
 }
 
 /* Words of a slot of the index: first [rank_experts + 1], record [max_rows], row [ranks * max_tokens][top_k]. */

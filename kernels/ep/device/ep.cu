@@ -89,7 +89,7 @@ static __device__ void end_send(const kvk_ep_args_t &a, uint32_t kind, uint32_t 
 /* Behind copies of a half. */
 extern "C" __global__ void kvk_ep_flag(const __grid_constant__ kvk_ep_args_t a)
 {
-	const uint64_t each = a.kind == KVK_EP_DISPATCH ? a.plan.shape.max_tokens * a.plan.record_bytes : kvk_ep_rank_parts(&a.plan);
+	const uint64_t each = kvk_ep_padded_bytes(&a.plan, a.kind, a.most);
 
 	if (state_of(a)->failed) {
 		return;
@@ -691,11 +691,13 @@ static __device__ __forceinline__ uint64_t part_of(const kvk_ep_args_t &a, uint6
 	if (own < most) {
 		return a.near + kvk_ep_part_at(&a.plan, number, group, own);
 	}
+	const uint64_t staged = a.staged + kvk_ep_slot(number, a.plan.shape.in_flight) * kvk_ep_staged_bytes(&a.plan);
+
 	if (a.outbox) {
-		return a.staged + ((uint64_t)(record / most * rank_groups + group % rank_groups) * most + token) * a.plan.row_bytes;
+		return staged + ((uint64_t)(record / most * rank_groups + group % rank_groups) * most + token) * a.plan.row_bytes;
 	}
 
-	return a.staged + ((uint64_t)record * rank_groups + group % rank_groups) * a.plan.row_bytes;
+	return staged + ((uint64_t)record * rank_groups + group % rank_groups) * a.plan.row_bytes;
 }
 
 /* Rows to other ranks, by a warp. */
@@ -760,11 +762,14 @@ extern "C" __global__ void __launch_bounds__(KVK_EP_THREADS) kvk_ep_reduce(const
 	if (state_of(a)->failed) {
 		return;
 	}
-	const records s = open_records(a, next_number(a, KVK_EP_COMBINE_SENT), true);
+	const records s = open_records(a, next_number(a, KVK_EP_REDUCED), true);
 	const uint32_t *rows = rows_of(a, s.number), items = s.end[KVK_EP_MAX_RANKS - 1];
 
 	for (uint32_t i = blockIdx.x * KVK_EP_WARPS + threadIdx.x / LANES; i < items * rank_groups; i += warps) {
 		reduce_part(a, s, record_of(a, s, i / rank_groups), a.rank * rank_groups + i % rank_groups, rows);
+	}
+	if (is_last_block(a, KVK_EP_REDUCED) && threadIdx.x == 0) {
+		state_of(a)->done[KVK_EP_REDUCED] = s.number;
 	}
 }
 
@@ -944,6 +949,7 @@ static __device__ void sum_parts(const kvk_ep_args_t &a, uint64_t number, const 
 	}
 }
 
+/* Tokens whose parts have come. The launch for the last of them ends the half. */
 extern "C" __global__ void __launch_bounds__(KVK_EP_THREADS) kvk_ep_sum(const __grid_constant__ kvk_ep_args_t a)
 {
 	const uint64_t number = next_number(a, KVK_EP_COMBINE_RECEIVED);
@@ -953,11 +959,12 @@ extern "C" __global__ void __launch_bounds__(KVK_EP_THREADS) kvk_ep_sum(const __
 		return;
 	}
 	const kvk_ep_device_tokens_t tokens = state->tokens[kvk_ep_slot(number, a.plan.shape.in_flight)];
+	const uint32_t first = a.sum_first + blockIdx.x * KVK_EP_WARPS + threadIdx.x / LANES, end = min(tokens.n, a.sum_end);
 
-	for (uint32_t t = blockIdx.x * KVK_EP_WARPS + threadIdx.x / LANES; t < tokens.n; t += gridDim.x * KVK_EP_WARPS) {
+	for (uint32_t t = first; t < end; t += gridDim.x * KVK_EP_WARPS) {
 		sum_parts(a, number, (const uint32_t *)tokens.experts + (size_t)t * a.plan.shape.top_k, t);
 	}
-	if (is_last_block(a, KVK_EP_COMBINE_RECEIVED) && threadIdx.x == 0) {
+	if (a.sum_end >= a.plan.shape.max_tokens && is_last_block(a, KVK_EP_COMBINE_RECEIVED) && threadIdx.x == 0) {
 		state->done[KVK_EP_COMBINE_RECEIVED] = number;
 	}
 }

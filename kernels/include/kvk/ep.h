@@ -65,8 +65,9 @@ kv_status_t kvk_ep_plan(const kvk_ep_shape_t *shape, kvk_ep_plan_t *plan, const 
 
 /* What a rank sends. Borrowed until the combine of the dispatch has been read. */
 typedef struct kvk_ep_tokens {
-	uint32_t n; /* 0 to max_tokens: a rank without tokens takes part, too */
-	uint32_t reserved;
+	uint32_t n;    /* 0 to `most`: a rank without tokens takes part, too */
+	uint32_t most; /* no rank sends more in this dispatch, the same on all ranks: what a padded link moves of it and
+			  of its combine; 0: max_tokens */
 	const kvk_bf16_t *rows;  /* [n][hidden]                                         */
 	const uint32_t *experts; /* [n][top_k], each once a token; KVK_EP_NO_EXPERT: none */
 	const float *weights;    /* [n][top_k]                                          */
@@ -104,7 +105,7 @@ typedef struct kvk_ep_link {
 	/* NULL: a rank reads its heap where others put. Else that is memory which all share and nobody computes in, and
 	 * this brings n bytes of the rank's to `to`, after the flag that they belong to. */
 	void (*fetch)(void *ctx, uint32_t rank, size_t offset, void *to, size_t n);
-	/* 1: it moves copies of a size that is known before, all that the plan has room for; 0: what there is. */
+	/* 1: it moves copies of a size that is known before, `most` tokens of a dispatch; 0: what there is. */
 	uint32_t padded;
 	uint32_t reserved;
 } kvk_ep_link_t;
@@ -112,7 +113,7 @@ typedef struct kvk_ep_link {
 /* What a link is made of. Ranks of a group have the same. */
 typedef enum kvk_ep_link_kind {
 	KVK_EP_PEER,         /* stores to the memory in which the other rank computes                              */
-	KVK_EP_HOST_COPIES,  /* copies into and out of host memory that all share, as large as the plan has room for */
+	KVK_EP_HOST_COPIES,  /* copies into and out of host memory that all share, of `most` tokens of a dispatch  */
 	KVK_EP_HOST_KERNELS, /* stores to it and loads of it, of what there is                                     */
 } kvk_ep_link_kind_t;
 
@@ -142,7 +143,8 @@ kvk_ep_link_t kvk_ep_link_of(kvk_ep_link_kind_t kind, void *const *heaps);
  * order.
  *
  * KV_ERR_ARG: not the next number of that half, or the half before it has not been called. Of kvk_ep_dispatch_send()
- * alone: too many tokens, or an expert that there is not, or that a token has twice. Nothing has been sent.
+ * alone: more tokens than `most`, or `most` above max_tokens; an expert that there is not, or that a token has twice.
+ * Nothing has been sent.
  * KV_ERR_BUSY: in_flight dispatches wait for their combine.
  * KV_ERR_TIMEOUT: a rank has not come by the deadline (CLOCK_MONOTONIC of the environment), here or at another rank:
  * kvk_ep_lost_ranks(). The group is of no further use; all later calls end so. */

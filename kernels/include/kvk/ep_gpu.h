@@ -5,7 +5,9 @@
  *
  * The four halves are enqueued on streams, in the order and with the numbers of kvk/ep.h, and make its bytes: rows,
  * index, sums. Between a send and its receive the transport holds no SM. A combine's send has two parts: the reduction,
- * which stays in the rank's memory and may take all SMs, and the return of the rows, which takes `sms` of them.
+ * which stays in the rank's memory and may take all SMs, and the return of the rows, which takes `sms` of them. Over
+ * copies, the push packs in the rank's memory and may take all SMs, too. Copies of a receive run on a stream of the
+ * slot's own, forked from the caller's and joined to it: the index is made while rows come, sums while later parts do.
  *
  * Order among streams is the caller's: a receive comes after its send, a reduction after what made the outputs, a send
  * after the receive that frees its slot (in_flight numbers before). Over copies, sends come one after the other, too: a
@@ -53,13 +55,15 @@ typedef struct kvk_ep_gpu_rows {
 } kvk_ep_gpu_rows_t;
 
 /* `tokens`: pointers of the device, borrowed until the combine has been received. Rows are at multiples of 16. An
- * expert that there is not is left out, and counted (kvk_ep_gpu_check()). KV_ERR_ARG: too many tokens, or not the next
- * number of its half; KV_ERR_BUSY as in kvk/ep.h; KV_ERR_IO: the driver refuses, and the rank is of no further use. */
+ * expert that there is not is left out, and counted (kvk_ep_gpu_check()). KV_ERR_ARG: more tokens than `most`, `most`
+ * above max_tokens, or not the next number of its half; KV_ERR_BUSY as in kvk/ep.h; KV_ERR_IO: the driver refuses, and
+ * the rank is of no further use. */
 kv_status_t kvk_ep_gpu_dispatch_send(kvk_ep_gpu_t *ep, const kvk_ep_tokens_t *tokens, kvk_cu_stream_t stream,
 				     uint64_t *p_number);
 kv_status_t kvk_ep_gpu_dispatch_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream,
 				     kvk_ep_gpu_rows_t *p_rows);
-/* outputs: BF16 [rows][hidden] of the device, at a multiple of 16: read until this has ended. */
+/* outputs: BF16 [rows][hidden] of the device, at a multiple of 16: read until this has ended. The number
+ * before need not have been sent. */
 kv_status_t kvk_ep_gpu_reduce(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_ptr_t outputs, kvk_cu_stream_t stream);
 kv_status_t kvk_ep_gpu_combine_send(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream);
 /* out: BF16 [tokens][hidden] of the device, at a multiple of 16. */
