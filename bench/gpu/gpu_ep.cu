@@ -130,7 +130,7 @@ struct rank_t {
 	kvk_bf16_t *rows, *outputs, *out;
 	uint32_t *experts;
 	float *weights;
-	uint32_t tokens;
+	uint32_t tokens, most;
 };
 
 struct group_t {
@@ -229,7 +229,7 @@ static kvk_ep_tokens_t tokens_of(const group_t &g, const rank_t &rank, uint32_t 
 	const kvk_ep_shape_t &s = g.plan.shape;
 	const size_t first = (size_t)slot * s.max_tokens;
 
-	return {rank.tokens, 0, rank.rows + first * s.hidden, rank.experts + first * s.top_k, rank.weights + first * s.top_k};
+	return {rank.tokens, rank.most, rank.rows + first * s.hidden, rank.experts + first * s.top_k, rank.weights + first * s.top_k};
 }
 
 // ---- right --------------------------------------------------------------------------------------
@@ -244,17 +244,24 @@ static uint32_t below(uint32_t n)
 enum routing { RANDOM, SKEWED, ONE_HOT, LOCAL, SPARSE, ROUTINGS };
 
 struct batch_t {
-	uint32_t n;
+	uint32_t n, most; // most: 0 or of no rank more
 	rows_t rows;
 	words_t experts;
 	std::vector<float> weights;
 };
 
-static batch_t make_batch(const kvk_ep_shape_t &s, uint32_t rank, routing how)
+static uint32_t draw_most(const kvk_ep_shape_t &s)
 {
+	return below(3) == 0 ? 0 : 1 + below(s.max_tokens);
+}
+
+static batch_t make_batch(const kvk_ep_shape_t &s, uint32_t rank, routing how, uint32_t most)
+{
+	const uint32_t room = most ? most : s.max_tokens;
 	batch_t b;
 
-	b.n = below(5) == 0 ? 0 : below(8) == 0 ? s.max_tokens : below(s.max_tokens) + 1;
+	b.most = most;
+	b.n = below(5) == 0 ? 0 : below(8) == 0 ? room : below(room) + 1;
 	b.rows.resize((size_t)b.n * s.hidden);
 	b.experts.resize((size_t)b.n * s.top_k);
 	b.weights.resize((size_t)b.n * s.top_k);
@@ -336,7 +343,7 @@ struct twins_t {
 	{
 		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
 			const batch_t &b = batches[r];
-			const kvk_ep_tokens_t tokens = {b.n, 0, b.rows.data(), b.experts.data(), b.weights.data()};
+			const kvk_ep_tokens_t tokens = {b.n, b.most, b.rows.data(), b.experts.data(), b.weights.data()};
 
 			must_kv(kvk_ep_dispatch_send(ranks[r], &tokens, p_number));
 		}
@@ -388,6 +395,7 @@ static void send_batch(group_t &g, uint32_t r, uint32_t slot, const batch_t &b)
 
 	on(rank.device);
 	rank.tokens = b.n;
+	rank.most = b.most;
 	const kvk_ep_tokens_t tokens = tokens_of(g, rank, slot);
 	CU(cudaMemcpyAsync((void *)tokens.rows, b.rows.data(), b.rows.size() * 2, cudaMemcpyDefault, rank.stream));
 	CU(cudaMemcpyAsync((void *)tokens.experts, b.experts.data(), b.experts.size() * 4, cudaMemcpyDefault, rank.stream));
@@ -412,9 +420,10 @@ static void check_pair(group_t &g, twins_t &twins, uint64_t first)
 
 	for (uint32_t slot = 0; slot < 2; slot++) {
 		const routing how = (routing)below(ROUTINGS);
+		const uint32_t most = draw_most(s);
 
 		for (uint32_t r = 0; r < s.ranks; r++) {
-			batches[slot].push_back(make_batch(s, r, how));
+			batches[slot].push_back(make_batch(s, r, how, most));
 			send_batch(g, r, slot, batches[slot][r]);
 		}
 	}
@@ -448,9 +457,8 @@ static void check_pair(group_t &g, twins_t &twins, uint64_t first)
 	}
 }
 
-static void check_group(const kvk_ep_shape_t &shape, uint32_t pairs)
+static void check_group(const kvk_ep_shape_t &shape, uint32_t pairs, kvk_ep_link_kind_t link)
 {
-	const kvk_ep_link_kind_t link = (kvk_ep_link_kind_t)below(3);
 	group_t g(shape, 2, {link, below(3) ? 8 : 1 + below(16), below(2) ? 10000000000u : 0, 0});
 	twins_t twins(g.plan, link);
 
@@ -481,7 +489,7 @@ static void check_lost_rank(kvk_ep_link_kind_t link)
 	kvk_ep_gpu_rows_t rows;
 
 	for (uint32_t r = 0; r < 2; r++) {
-		send_batch(g, r, 0, make_batch(shape, r, RANDOM));
+		send_batch(g, r, 0, make_batch(shape, r, RANDOM, 0));
 		must_kv(kvk_ep_gpu_dispatch_recv(g.ranks[r].ep, 1, (kvk_cu_stream_t)g.ranks[r].stream, &rows));
 	}
 	wait_for_all(g);
@@ -507,16 +515,17 @@ static bench_outcome_t run_right(int)
 	printf("# seed %llu\n", (unsigned long long)seed);
 	rng.seed(seed);
 	for (uint32_t i = 0; i < groups; i++) {
+		const bool in_pieces = i % 10 == 9; // copies so large that what has come is used while the rest comes
 		kvk_ep_shape_t s = {};
 
-		s.ranks = 1u << below(3);
+		s.ranks = 1u << (in_pieces ? 1 : below(3));
 		s.groups = s.ranks << below(2);
 		s.experts = s.groups * (1 + below(20));
 		s.top_k = 1 + below(std::min(s.experts, 16u));
-		s.hidden = 8 * (1 + below(i % 5 == 0 ? 900 : 40));
-		s.max_tokens = 1 + below(i % 7 == 0 ? 700 : 90);
+		s.hidden = in_pieces ? 4096 : 8 * (1 + below(i % 5 == 0 ? 900 : 40));
+		s.max_tokens = in_pieces ? 300 : 1 + below(i % 7 == 0 ? 700 : 90);
 		s.in_flight = 2 + below(2);
-		check_group(s, 3);
+		check_group(s, 3, in_pieces ? KVK_EP_HOST_COPIES : (kvk_ep_link_kind_t)below(3));
 	}
 	for (const kvk_ep_link_kind_t link : {KVK_EP_PEER, KVK_EP_HOST_COPIES, KVK_EP_HOST_KERNELS}) {
 		check_lost_rank(link);
@@ -665,17 +674,17 @@ struct parts_t {
 	}
 };
 
-static void fill(group_t &g)
+static void fill(group_t &g, uint32_t tokens)
 {
 	for (uint32_t r = 0; r < g.plan.shape.ranks; r++) {
 		rank_t &rank = g.ranks[r];
 		batch_t b;
 
 		do {
-			b = make_batch(g.plan.shape, r, RANDOM);
-		} while (b.n != g.plan.shape.max_tokens);
+			b = make_batch(g.plan.shape, r, RANDOM, tokens);
+		} while (b.n != tokens);
 		on(rank.device);
-		rank.tokens = b.n;
+		rank.tokens = rank.most = b.n;
 		CU(cudaMemcpy(rank.rows, b.rows.data(), b.rows.size() * 2, cudaMemcpyDefault));
 		CU(cudaMemcpy(rank.experts, b.experts.data(), b.experts.size() * 4, cudaMemcpyDefault));
 		CU(cudaMemcpy(rank.weights, b.weights.data(), b.weights.size() * 4, cudaMemcpyDefault));
@@ -709,7 +718,7 @@ static void link_rows(uint32_t hidden, uint32_t sms)
 		on(device);
 		CU(cudaFuncSetAttribute(copy_ring, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 6 * 4096));
 	}
-	fill(g);
+	fill(g, shape.max_tokens);
 	(void)parts.run(0);
 	const uint64_t bytes = wire_bytes(g);
 	const uint32_t pieces = (uint32_t)(bytes / 4096);
@@ -797,13 +806,13 @@ static std::vector<bare_t> open_bare(group_t &g, uint64_t bytes)
 }
 
 // Out, then in, of a dispatch and of a combine: all parts but the reduction, which stays in the rank's memory.
-static void host_rows(const how_t &how, double goal, const char *name, double *p_out)
+static void host_rows(const how_t &how, uint32_t tokens, double goal, const char *name, double *p_out)
 {
 	const kvk_ep_shape_t shape = {2, 128, 8, 2048, 4096, 2, 1};
 	group_t g(shape, 1, how);
 	parts_t parts = {g, {}, 0};
 
-	fill(g);
+	fill(g, tokens);
 	(void)parts.run(0);
 	const uint64_t bytes = wire_bytes(g);
 	const std::vector<bare_t> bare = open_bare(g, bytes);
@@ -816,7 +825,7 @@ static void host_rows(const how_t &how, double goal, const char *name, double *p
 		       }) / 1e9;
 	};
 
-	row(text("through host memory, H 2,048, 4,096 tokens a rank, %s: dispatched and combined, without the reduction", name), "GB/s",
+	row(text("through host memory, H 2,048, %u of 4,096 tokens a rank, %s: dispatched and combined, without the reduction", tokens, name), "GB/s",
 	    "cudaMemcpyAsync of the bytes out of both ranks, then in", goal, moves, copies);
 	*p_out = (double)bytes / together(g, [&](rank_t &rank) { copy_bare(rank, bare_of(rank), bytes, false); });
 	parts.print(bytes);
@@ -835,9 +844,10 @@ static bench_outcome_t run_host(int)
 		return bench_skip("%s", why);
 	}
 	rng.seed(7);
-	host_rows({KVK_EP_HOST_COPIES, 8, 0, 0}, 0.92, "the copy engine", &out);
-	host_rows({KVK_EP_HOST_KERNELS, 8, 0, 0}, 0.92, "8 SMs, no pace", &out);
-	host_rows({KVK_EP_HOST_KERNELS, 8, (uint64_t)(0.85 * out), 0}, 0, "8 SMs at 0.85 of the link", &out);
+	host_rows({KVK_EP_HOST_COPIES, 8, 0, 0}, 4096, 0.92, "the copy engine", &out);
+	host_rows({KVK_EP_HOST_COPIES, 8, 0, 0}, 2048, 0, "the copy engine", &out);
+	host_rows({KVK_EP_HOST_KERNELS, 8, 0, 0}, 4096, 0.92, "8 SMs, no pace", &out);
+	host_rows({KVK_EP_HOST_KERNELS, 8, (uint64_t)(0.85 * out), 0}, 4096, 0, "8 SMs at 0.85 of the link", &out);
 
 	return BENCH_DONE;
 }

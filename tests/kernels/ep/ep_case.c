@@ -76,6 +76,20 @@ void ep_batch_draw(ep_batch_t *batch, const kvk_ep_plan_t *plan, kv_test_rng_t *
 					  .weights = batch->weights};
 }
 
+uint32_t ep_draw_most(const kvk_ep_plan_t *plan, kv_test_rng_t *rng)
+{
+	const uint64_t kind = kv_test_below(rng, 4);
+	const uint32_t room = plan->shape.max_tokens;
+
+	return kind == 0 ? 0 : kind == 1 ? room : 1 + (uint32_t)kv_test_below(rng, room);
+}
+
+void ep_batch_bound(ep_batch_t *batch, uint32_t most)
+{
+	batch->tokens.most = most;
+	batch->tokens.n = most && batch->tokens.n > most ? most : batch->tokens.n;
+}
+
 kvk_bf16_t ep_apply(uint32_t expert, kvk_bf16_t x)
 {
 	return kvk_bf16_round(kvk_bf16_to_float(x) * ((float)(expert % 11u) - 5.25f));

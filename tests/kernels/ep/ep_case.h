@@ -21,9 +21,13 @@ typedef struct ep_batch {
 
 void ep_batch_open(ep_batch_t *batch, const kvk_ep_plan_t *plan);
 void ep_batch_close(const ep_batch_t *batch);
-/* Rows, experts and weights of all tokens that there may be, and how many there are. */
+/* Rows, experts and weights of all tokens that there may be, and how many there are: as many as the plan allows. */
 void ep_batch_draw(ep_batch_t *batch, const kvk_ep_plan_t *plan, kv_test_rng_t *rng, uint32_t rank,
 		   ep_routing_t routing);
+/* What no rank exceeds in a dispatch: 0, the plan's, or less. */
+uint32_t ep_draw_most(const kvk_ep_plan_t *plan, kv_test_rng_t *rng);
+/* The batch is of no more tokens than that. */
+void ep_batch_bound(ep_batch_t *batch, uint32_t most);
 
 /* Memory at a multiple of 64 bytes, zeroed: for free(). */
 void *ep_alloc(size_t bytes);

@@ -1,5 +1,6 @@
-/* ep_driver.h -- fake_cuda.h with the kernels of kernels/ep: they are launched at once, as a function of the test says. The
- * rig's image is theirs, too. */
+/* ep_driver.h -- fake_cuda.h with the kernels of kernels/ep: they are launched at once, as a function of the test says.
+ * Copies on another stream than the caller's (NULL) happen when the caller's waits for them. The rig's image is theirs,
+ * too. */
 #ifndef EP_DRIVER_H
 #define EP_DRIVER_H
 
@@ -14,7 +15,8 @@ typedef void (*ep_run_t)(const char *name, unsigned grid, unsigned threads, unsi
 kvk_gpu_t *ep_driver_open(gpu_rig_t *rig, int major, ep_run_t run);
 uint64_t ep_driver_launches(void);
 uint64_t ep_driver_copied(void); /* bytes, between memory of the device */
-/* Kernels and copies since the last call of this, in their order: "route push". */
+/* Kernels and copies since the last call of this, in their order: "route push". "+copy" is on another stream, which waits
+ * for the caller's at "fork", and the caller's for it at "join". */
 const char *ep_driver_trace(void);
 
 extern int ep_driver_has_kernels; /* of kernels/ep, in this build */

@@ -37,6 +37,7 @@ static struct {
 	kv_test_env_t env;
 	end_t ends[MOST_RANKS];
 	ep_batch_t batches[NUMBERS + 1][MOST_RANKS];
+	uint32_t most[NUMBERS + 1]; /* tokens of a rank, in a dispatch */
 	uint8_t *heaps[MOST_RANKS];
 	kvk_ep_link_kind_t kind;
 	/* of the seeded scheduler */
@@ -311,9 +312,13 @@ static void start(const kvk_ep_shape_t *shape, int scheduled)
 		fail_msg("%s", why);
 	}
 	for (uint32_t n = 1; n <= NUMBERS; n++) {
+		const uint32_t most = ep_draw_most(&w.plan, &w.rng);
+
+		w.most[n] = most ? most : shape->max_tokens;
 		for (uint32_t r = 0; r < shape->ranks; r++) {
 			ep_batch_open(&w.batches[n][r], &w.plan);
 			ep_batch_draw(&w.batches[n][r], &w.plan, &w.rng, r, (ep_routing_t)pick(0, EP_ROUTINGS - 1u));
+			ep_batch_bound(&w.batches[n][r], most);
 		}
 	}
 	open_ranks();
@@ -412,8 +417,8 @@ static uint64_t count_remote(const ep_batch_t *batch, uint32_t rank, uint32_t ex
 static void check_answers(void)
 {
 	const kvk_ep_shape_t *s = &w.plan.shape;
-	const uint64_t pairs = w.kind == KVK_EP_HOST_COPIES ? (uint64_t)NUMBERS * s->ranks * (s->ranks - 1u) : 0;
-	uint64_t there = 0, back = 0, put = 0, fetched = 0;
+	const int is_padded = w.kind == KVK_EP_HOST_COPIES && s->ranks > 1;
+	uint64_t there = 0, back = 0, put = 0, fetched = 0, most = 0; /* most: tokens of all copies, one a pair */
 	kvk_ep_stats_t sum = {0};
 
 	for (uint32_t r = 0; r < s->ranks; r++) {
@@ -441,12 +446,13 @@ static void check_answers(void)
 	}
 	assert_int_equal(sum.dispatch_bytes, there * w.plan.record_bytes);
 	assert_int_equal(sum.combine_bytes, back * w.plan.row_bytes);
-	/* Copies as large as the plan has room for: all else that they move is padding, and no link moves more. */
-	assert_int_equal(sum.dispatch_padding,
-			 pairs ? pairs * s->max_tokens * w.plan.record_bytes - sum.dispatch_bytes : 0);
+	/* Copies of the most tokens of their dispatch: all else that they move is padding, and no link moves more. */
+	for (uint32_t n = 1; n <= NUMBERS; n++) {
+		most += (uint64_t)w.most[n] * s->ranks * (s->ranks - 1u);
+	}
+	assert_int_equal(sum.dispatch_padding, is_padded ? most * w.plan.record_bytes - sum.dispatch_bytes : 0);
 	assert_int_equal(sum.combine_padding,
-			 pairs ? pairs * s->groups / s->ranks * s->max_tokens * w.plan.row_bytes - sum.combine_bytes
-			       : 0);
+			 is_padded ? most * (s->groups / s->ranks) * w.plan.row_bytes - sum.combine_bytes : 0);
 	assert_int_equal(put, sum.dispatch_bytes + sum.combine_bytes + sum.dispatch_padding + sum.combine_padding);
 	assert_int_equal(fetched, w.kind == KVK_EP_PEER ? 0 : put);
 }
@@ -522,9 +528,12 @@ KV_TEST(p10_calls_out_of_order_and_bad_tokens_send_nothing)
 	start(&shape, 0);
 	ep = w.ends[0].ep;
 	tokens = w.batches[1][0].tokens;
-	tokens.n = 3;
-	assert_int_equal(kvk_ep_dispatch_send(ep, &tokens, &n), KV_ERR_ARG);
-	tokens.n = 2;
+	for (uint32_t i = 0; i < 3; i++) { /* more than the plan's, more than the most, and a most above the plan's */
+		tokens.n = i == 0 ? 3 : 2;
+		tokens.most = i == 0 ? 0 : i == 1 ? 1 : 3;
+		assert_int_equal(kvk_ep_dispatch_send(ep, &tokens, &n), KV_ERR_ARG);
+	}
+	tokens.most = 2;
 	w.batches[1][0].experts[3] = 4;
 	assert_int_equal(kvk_ep_dispatch_send(ep, &tokens, &n), KV_ERR_ARG);
 	w.batches[1][0].experts[2] = w.batches[1][0].experts[3] = 1;
@@ -552,6 +561,34 @@ KV_TEST(p10_calls_out_of_order_and_bad_tokens_send_nothing)
 	}
 	kvk_ep_close(NULL);
 	stop();
+}
+
+KV_TEST(p10_more_tokens_than_the_most_send_nothing)
+{
+	const kvk_ep_shape_t shape = {
+		.ranks = 2, .experts = 4, .groups = 2, .top_k = 2, .hidden = 8, .max_tokens = 4, .in_flight = 1};
+
+	w.rng.state = kv_test_seed();
+	for (uint32_t i = 0; i < 20; i++) {
+		kvk_ep_tokens_t tokens;
+		kvk_ep_stats_t stats;
+		uint64_t number = 0;
+
+		start(&shape, 0);
+		tokens = w.batches[1][0].tokens;
+		tokens.n = pick(2, 4);
+		tokens.most = tokens.n - 1u;
+		assert_int_equal(kvk_ep_dispatch_send(w.ends[0].ep, &tokens, &number), KV_ERR_ARG);
+		stats = kvk_ep_get_stats(w.ends[0].ep);
+		assert_true(w.ends[0].put == 0 && stats.dispatch_bytes == 0 && stats.dispatch_padding == 0);
+		for (size_t at = 0; at < w.plan.heap_bytes; at++) {
+			assert_int_equal(w.heaps[1][at], 0);
+		}
+		tokens.most = tokens.n;
+		assert_int_equal(kvk_ep_dispatch_send(w.ends[0].ep, &tokens, &number), KV_OK);
+		assert_int_equal(number, 1);
+		stop();
+	}
 }
 
 KV_TEST(p10_a_shape_that_cannot_be_is_refused_with_a_sentence)

@@ -1,7 +1,7 @@
 /* The host's side of dispatch and combine on a GPU: what it refuses, and what a driver that fails leaves. */
 #include "ep_driver.h"
 
-static const kvk_ep_shape_t shape = {2, 8, 2, 16, 8, 4, 2};
+static kvk_ep_shape_t shape = {2, 8, 2, 16, 8, 4, 2};
 static kvk_ep_plan_t plan;
 static kvk_cu_ptr_t heaps[2];
 static kvk_ep_gpu_config_t config;
@@ -74,15 +74,13 @@ EP_TEST(p10_a_rank_that_the_plan_lacks_is_refused)
 	refuse(KV_ERR_ARG, "no link 3");
 }
 
-/* Each call of the driver in turn, until none is left. */
-EP_TEST(p6_a_rank_that_cannot_be_opened_leaves_nothing)
+/* Each call of the driver in turn, until none is left. How many there are. */
+static uint64_t refuse_each_call(void)
 {
-	fake_cuda_live_t before, now;
+	fake_cuda_live_t before = fake_cuda_live(), now;
 	uint64_t refused = 0;
 	int failed = 1;
 
-	start(9);
-	before = fake_cuda_live();
 	kv_test_fail_nth(&rig_.t, 1);
 	refuse(KV_ERR_NOMEM, "out of memory");
 	for (uint64_t n = 1; failed; n++) {
@@ -103,20 +101,32 @@ EP_TEST(p6_a_rank_that_cannot_be_opened_leaves_nothing)
 		now = fake_cuda_live();
 		assert_memory_equal(&now, &before, sizeof before);
 	}
+
+	return refused;
+}
+
+EP_TEST(p6_a_rank_that_cannot_be_opened_leaves_nothing)
+{
+	start(9);
 	/* context, module, 10 kernels, shared memory of 8, memory, zeroed, waited for, pinned memory, stream */
-	assert_int_equal(refused, 25);
+	assert_int_equal(refuse_each_call(), 25);
+	config.link = KVK_EP_HOST_COPIES;
+	assert_int_equal(refuse_each_call(), 25 + 2 * 2); /* a stream and an event a slot */
 }
 
 EP_TEST(p10_halves_out_of_order_are_refused_and_launch_nothing)
 {
-	static const kvk_ep_tokens_t some = {.n = 1}, many = {.n = 9};
+	static const kvk_ep_tokens_t some = {.n = 1};
+	static const kvk_ep_tokens_t many[] = {{.n = 9}, {.n = 9, .most = 9}, {.n = 1, .most = 9}, {.n = 4, .most = 3}};
 	kvk_ep_gpu_rows_t rows;
 	kvk_ep_gpu_t *ep;
 	uint64_t number = 0, launches;
 
 	start(9);
 	assert_int_equal(kvk_ep_gpu_open(&config, &ep), KV_OK);
-	assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &many, NULL, &number), KV_ERR_ARG);
+	for (size_t i = 0; i < KV_COUNT_OF(many); i++) {
+		assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &many[i], NULL, &number), KV_ERR_ARG);
+	}
 	assert_int_equal(kvk_ep_gpu_dispatch_recv(ep, 1, NULL, &rows), KV_ERR_ARG);
 	assert_int_equal(ep_driver_launches(), 0);
 	for (uint64_t n = 1; n <= 2; n++) {
@@ -180,4 +190,53 @@ EP_TEST(p1_each_link_has_flags_behind_its_rows_and_fetches_behind_its_flags)
 		assert_string_equal(ep_driver_trace(), expected[link][4]);
 		kvk_ep_gpu_close(ep);
 	}
+}
+
+/* Two groups a rank, and room for 128 tokens: a piece is 256 KiB, 64 rows. */
+EP_TEST(p1_copies_of_a_receive_run_beside_what_uses_them_and_are_of_the_most_tokens)
+{
+	static const struct {
+		kvk_ep_tokens_t tokens;
+		uint32_t most;
+		const char *trace[4]; /* dispatch sent and received, combine sent and received */
+	} cases[] = {
+		{{.n = 1},
+		 128,
+		 {"route push copy copy flag", "wait fork +copy join +copy count place join", "copy flag",
+		  "wait fork +copy +copy join sum +copy +copy join sum +copy +copy join sum +copy +copy join sum"}},
+		{{.n = 1, .most = 64},
+		 64,
+		 {"route push copy copy flag", "wait copy copy count place", "copy copy flag",
+		  "wait fork +copy +copy join sum +copy +copy join sum"}},
+		{{.n = 0, .most = 1},
+		 1,
+		 {"route push copy copy flag", "wait copy copy count place", "copy copy flag", "wait copy copy sum"}},
+	};
+	kvk_ep_gpu_rows_t rows;
+	kvk_ep_gpu_t *ep;
+	uint64_t number;
+
+	shape = (kvk_ep_shape_t){2, 8, 2, 2048, 128, 4, 2};
+	start(9);
+	config.link = KVK_EP_HOST_COPIES;
+	assert_int_equal(kvk_ep_gpu_open(&config, &ep), KV_OK);
+	for (uint64_t n = 1; n <= 2 * KV_COUNT_OF(cases); n++) { /* each in both slots */
+		const size_t i = (n - 1) % KV_COUNT_OF(cases);
+		const uint64_t before = ep_driver_copied();
+
+		assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &cases[i].tokens, NULL, &number), KV_OK);
+		assert_string_equal(ep_driver_trace(), cases[i].trace[0]);
+		assert_int_equal(kvk_ep_gpu_dispatch_recv(ep, n, NULL, &rows), KV_OK);
+		assert_string_equal(ep_driver_trace(), cases[i].trace[1]);
+		assert_int_equal(kvk_ep_gpu_reduce(ep, n, 0, NULL), KV_OK);
+		assert_string_equal(ep_driver_trace(), "reduce");
+		assert_int_equal(kvk_ep_gpu_combine_send(ep, n, NULL), KV_OK);
+		assert_string_equal(ep_driver_trace(), cases[i].trace[2]);
+		assert_int_equal(kvk_ep_gpu_combine_recv(ep, n, 0, NULL), KV_OK);
+		assert_string_equal(ep_driver_trace(), cases[i].trace[3]);
+		assert_int_equal(ep_driver_copied() - before,
+				 2 * cases[i].most * (plan.record_bytes + 2 * plan.row_bytes));
+	}
+	kvk_ep_gpu_close(ep);
+	shape = (kvk_ep_shape_t){2, 8, 2, 16, 8, 4, 2};
 }

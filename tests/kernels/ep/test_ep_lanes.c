@@ -86,12 +86,14 @@ static void close_group(void)
 static void send_all(uint32_t slot, uint64_t number)
 {
 	const ep_routing_t routing = (ep_routing_t)below(EP_ROUTINGS);
+	const uint32_t most = ep_draw_most(&w.plan, &w.rng);
 	uint64_t sent, twin_sent;
 
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
 		ep_batch_t *b = &w.batches[slot][r];
 
 		ep_batch_draw(b, &w.plan, &w.rng, r, routing);
+		ep_batch_bound(b, most);
 		assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[r], &b->tokens, NULL, &sent), KV_OK);
 		assert_int_equal(kvk_ep_dispatch_send(w.twins[r], &b->tokens, &twin_sent), KV_OK);
 		assert_true(sent == number && twin_sent == number);
@@ -99,7 +101,7 @@ static void send_all(uint32_t slot, uint64_t number)
 }
 
 /* The index is the twin's; each makes its outputs from the rows that its own index names. */
-static void receive_and_return(uint32_t r, uint64_t number)
+static void receive_and_reduce(uint32_t r, uint64_t number)
 {
 	kvk_ep_gpu_rows_t gpu;
 	kvk_ep_rows_t rows, seen;
@@ -119,14 +121,10 @@ static void receive_and_return(uint32_t r, uint64_t number)
 	memset(w.outputs, 0xee, w.plan.max_rows * w.plan.row_bytes);
 	ep_run_experts(&w.plan, r, &seen, w.outputs);
 	assert_int_equal(kvk_ep_gpu_reduce(w.eps[r], number, (uintptr_t)w.outputs, NULL), KV_OK);
-	assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], number, NULL), KV_OK);
 }
 
-static void end_number(uint32_t slot, uint64_t number)
+static void take_sums(uint32_t slot, uint64_t number)
 {
-	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
-		receive_and_return(r, number);
-	}
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
 		const ep_batch_t *b = &w.batches[slot][r];
 
@@ -134,6 +132,15 @@ static void end_number(uint32_t slot, uint64_t number)
 		assert_int_equal(kvk_ep_combine_recv(w.twins[r], number, 0, w.twin_out), KV_OK);
 		assert_memory_equal(b->out, w.twin_out, b->tokens.n * w.plan.row_bytes);
 	}
+}
+
+static void end_number(uint32_t slot, uint64_t number)
+{
+	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
+		receive_and_reduce(r, number);
+		assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], number, NULL), KV_OK);
+	}
+	take_sums(slot, number);
 }
 
 /* Of rows that stayed where they are there is no byte, neither counted nor moved. */
@@ -198,6 +205,63 @@ KV_TEST(p1_the_kernels_make_what_the_twin_makes)
 	}
 	w.kind = KVK_EP_PEER;
 	w.pace = 0;
+}
+
+/* Both numbers of the slots are reduced before the first is sent: neither finds the other one's rows. */
+static void reduce_then_send(uint64_t first)
+{
+	for (uint32_t slot = 0; slot < SLOTS; slot++) {
+		send_all(slot, first + slot);
+	}
+	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
+		for (uint32_t slot = 0; slot < SLOTS; slot++) {
+			receive_and_reduce(r, first + slot);
+		}
+		for (uint32_t slot = 0; slot < SLOTS; slot++) {
+			assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], first + slot, NULL), KV_OK);
+		}
+	}
+	for (uint32_t slot = 0; slot < SLOTS; slot++) {
+		take_sums(slot, first + slot);
+	}
+}
+
+KV_TEST(p1_a_number_is_reduced_while_the_one_before_waits_to_be_sent)
+{
+	const kvk_ep_shape_t s = {2, 16, 3, 64, 20, 4, SLOTS};
+
+	w.rng.state = kv_test_seed();
+	lanes_seed(kv_test_seed());
+	for (int kind = KVK_EP_PEER; kind <= KVK_EP_HOST_KERNELS; kind++) {
+		uint64_t moved = 0;
+
+		w.kind = (kvk_ep_link_kind_t)kind;
+		open_group(&s, 2, 0);
+		for (uint64_t first = 1; first <= 6; first += SLOTS) {
+			reduce_then_send(first);
+		}
+		for (uint32_t r = 0; r < s.ranks; r++) {
+			compare_bytes(r, &moved);
+		}
+		assert_true(moved > 0);
+		close_group();
+	}
+	w.kind = KVK_EP_PEER;
+}
+
+/* Copies large enough that what has come is used while the rest is on its way. */
+KV_TEST(p1_copies_in_pieces_make_what_the_twin_makes)
+{
+	w.rng.state = kv_test_seed();
+	lanes_seed(kv_test_seed());
+	w.kind = KVK_EP_HOST_COPIES;
+	for (uint32_t i = 0; i < 3; i++) {
+		const uint32_t ranks = i == 2 ? 4 : 2;
+		const kvk_ep_shape_t s = {ranks, 16, 1 + below(4), 4096, 70 + below(60), ranks << below(2), 2};
+
+		check_group(&s);
+	}
+	w.kind = KVK_EP_PEER;
 }
 
 /* One block, all tokens for the other rank: each warp's stores are as far apart as the pace has it. */
