@@ -5,6 +5,7 @@ set(KVD_NVCC_EXTRA "" CACHE STRING "More flags of nvcc, as -lineinfo")
 find_program(KVD_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin DOC "CUDA compiler")
 set(KVD_NVCC_SM_80 -gencode arch=compute_80,code=sm_80)
 set(KVD_NVCC_SM_90 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90)
+set(KVD_NVCC_SM_90A -gencode arch=compute_90a,code=sm_90a) # matrix instructions of a warp group
 set(KVD_NVCC_FLAGS -fatbin -std=c++17 -O3 ${KVD_NVCC_EXTRA})
 
 # Does it compile? It needs a C++ compiler that it likes, and has to know the architectures. Asked once for each nvcc and set of flags.

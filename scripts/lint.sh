@@ -55,13 +55,13 @@ lint_size() {
 allowed() {
 	case $1 in
 	common) echo 'kv|hash|option|wire' ;;
-	kernels) echo 'kv|kvk|layout|cpu|cuda|ep' ;;
+	kernels) echo 'kv|kvk|layout|cpu|cuda|ep|nn' ;;
 	storage) echo 'kv|kvk|kvs|cpu|nvme|metadb' ;;
 	daemon) echo 'kv|kvk|kvs|base|core|gpu|io|net|options' ;;
 	client) echo 'kv|kvk|base|kvctl' ;;
 	connectors) echo 'kv|kvk|kvx|common|inproc|scheduler|step|worker' ;;
 	proxy) echo 'kv|base|events|http' ;;
-	engine) echo 'kv|kvk|kve' ;;
+	engine) echo 'kv|kvk|kve|bf16' ;;
 	esac
 }
 lint_includes() {

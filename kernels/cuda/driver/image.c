@@ -26,6 +26,12 @@ TAKE_IN(kvk_ep_image_bytes, KVK_EP_FATBIN);
 #define kvk_ep_image_bytes NULL
 #endif
 
+#ifdef KVK_NN_FATBIN
+TAKE_IN(kvk_nn_image_bytes, KVK_NN_FATBIN);
+#else
+#define kvk_nn_image_bytes NULL
+#endif
+
 const void *kvk_gpu_image(void)
 {
 	return kvk_gpu_image_bytes;
@@ -34,4 +40,9 @@ const void *kvk_gpu_image(void)
 const void *kvk_ep_image(void)
 {
 	return kvk_ep_image_bytes;
+}
+
+const void *kvk_nn_image(void)
+{
+	return kvk_nn_image_bytes;
 }

@@ -5,5 +5,6 @@
 /* For kvk_cuda_ops_t.module_load. NULL: the build had no nvcc. */
 const void *kvk_gpu_image(void);
 const void *kvk_ep_image(void); /* of kernels/ep */
+const void *kvk_nn_image(void); /* of kernels/nn */
 
 #endif

@@ -524,6 +524,19 @@ int kvk_gpu_is_contiguous(kvk_gpu_t *gpu, const void *at, size_t bytes)
 	       gpu->cuda->pointer_attribute(&other, POINTER_START, first + bytes - 1) == 0 && start == other;
 }
 
+int kvk_gpu_is_own(kvk_gpu_t *gpu, const void *at, size_t bytes)
+{
+	const kvk_cu_ptr_t first = (kvk_cu_ptr_t)(uintptr_t)at;
+	int begin = -1, end = -1;
+	kvk_cu_ptr_t last;
+
+	/* Pointers that the driver does not know are no failure of it: nothing is counted. */
+	return !__builtin_add_overflow(first, bytes - 1, &last) &&
+	       gpu->cuda->pointer_attribute(&begin, POINTER_ORDINAL, first) == 0 &&
+	       gpu->cuda->pointer_attribute(&end, POINTER_ORDINAL, last) == 0 && begin == gpu->ordinal &&
+	       end == gpu->ordinal;
+}
+
 /* ---- init and fini --------------------------------------------------------------------------- */
 
 /* As much of the wanted buffer as the driver gives. */

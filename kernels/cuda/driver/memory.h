@@ -16,6 +16,9 @@ kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint
 /* The kind of registered or mapped memory, by this address alone. Memory that the driver knows, or nobody: HOST. */
 kvk_gpu_mem_kind_t kvk_gpu_guess_kind(const kvk_gpu_t *gpu, const void *at);
 
+/* The driver says that the first and the last of these bytes belong to this device. In the context. */
+int kvk_gpu_is_own(kvk_gpu_t *gpu, const void *at, size_t bytes);
+
 /* Do all of these bytes lie in one registration, in one mapping, or in one piece of memory that the driver gave? It
  * refuses a copy that goes from one into the next. */
 int kvk_gpu_is_contiguous(kvk_gpu_t *gpu, const void *at, size_t bytes);

@@ -90,6 +90,10 @@ int kvk_gpu_is_registered(const kvk_gpu_t *gpu, const void *at, size_t bytes);
  * addresses. KV_ERR_ARG: it does not. */
 kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu_ptr_t *p_address);
 
+/* Does all of the cache lie in memory of this device, at the addresses in base[]? Copies do not ask. The description
+ * has passed kvk_paged_check(). KV_ERR_ARG: it does not; KV_ERR_IO. */
+kv_status_t kvk_gpu_check_paged(kvk_gpu_t *gpu, const kvk_paged_t *paged);
+
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 typedef enum kvk_gpu_dir {

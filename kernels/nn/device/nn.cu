@@ -1,0 +1,8 @@
+/* The kernels of kvk/nn.h, for sm_90a. */
+#define _Noreturn __attribute__((noreturn)) /* C's word */
+extern "C" {
+#include "kvk/nn.h"
+}
+#include "product.cuh"
+#include "attention.cuh"
+#include "rows.cuh"
