@@ -67,6 +67,37 @@ GPU_TEST(p10_a_copy_that_cannot_be_meant_enqueues_nothing)
 	gpu_case_fini(&c);
 }
 
+/* Whichever is outermost: layers, blocks or heads. A byte before it or behind it belongs to nobody. */
+GPU_TEST(p10_a_cache_that_is_not_all_in_the_device_s_memory_is_found_out)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	kvk_gpu_t *gpu = start(NULL, 4);
+
+	for (int round = 0; round < 40; round++) {
+		gpu_case_t c;
+		size_t span;
+
+		gpu_case_init(&c, &rng, gpu, gpu_case_kind(round));
+		assert_int_equal(kvk_gpu_check_paged(gpu, &c.paged), KV_OK);
+		c.base[0] = (uint8_t *)c.base[0] - 1;
+		assert_int_equal(kvk_gpu_check_paged(gpu, &c.paged), KV_ERR_ARG);
+		assert_non_null(strstr(kvk_gpu_last_error(), "is not in memory of device 0"));
+
+		c.paged.layers = 1;
+		span = (size_t)c.paged.blocks * c.paged.heads * c.g.page_bytes;
+		c.base[0] = (uint8_t *)(uintptr_t)c.cache + c.cache_bytes - span;
+		c.paged.block_stride = c.paged.head_stride = 0;
+		if (c.paged.kind == KVK_PAGED_HEAD_TOKEN_KV || c.paged.kind == KVK_PAGED_HEAD_KV_TOKEN) {
+			c.paged.block_stride = c.g.page_bytes;
+			c.paged.head_stride = (size_t)c.paged.blocks * c.g.page_bytes;
+		}
+		assert_int_equal(kvk_gpu_check_paged(gpu, &c.paged), KV_OK);
+		c.base[0] = (uint8_t *)c.base[0] + 1;
+		assert_int_equal(kvk_gpu_check_paged(gpu, &c.paged), KV_ERR_ARG);
+		gpu_case_fini(&c);
+	}
+}
+
 /* ---- limits ---------------------------------------------------------------------------------- */
 
 GPU_TEST(p5_jobs_are_bounded_and_come_back)
