@@ -15,9 +15,22 @@
  * or kvx_save_end() has returned. Then they are the engine's again. Ending a load early waits for the few blocks that
  * are being copied; ending a save early may read what it has not read yet.
  *
+ * A cache in GPU memory (kvx_config_t.devices). All that the engine enqueues on a device and that touches its cache is
+ * on the stream that kvx_device_t names, or events order it before or after what is there. The rules above then hold in
+ * the stream's order, and the engine need not wait for the device before a call:
+ *
+ *   A load writes its blocks after what the stream has when kvx_load_prefix() is called. When its state is no longer
+ *   PENDING, the bytes are there: what is enqueued from then on may read and write the blocks.
+ *   A save reads its blocks after what the stream has when kvx_save_prefix() is called. When its result says `copied`
+ *   or kvx_save_end() has returned, what is enqueued from then on may write the blocks; what the library still reads of
+ *   a save that is ended early comes before it.
+ *
+ * Of all calls only the states may be made while the stream is being captured. A device that fails is a miss and a
+ * counter, as a daemon is. Ending a load waits for a device that hangs.
+ *
  * Before the first load the connector tests itself: it stores a block in a space of its own, loads it back in this
- * cache's exact layout and compares. Until that has passed every load is a miss; when the bytes differ it stays so for
- * good.
+ * cache's exact layout and compares; a device copies as it will for the engine. Until that has passed every load is a
+ * miss; when the bytes differ it stays so for good.
  *
  * kvx_handover.h hands a prompt to another engine that waits for it.
  *
@@ -60,6 +73,17 @@ enum { KVX_PRODUCER = 1, KVX_CONSUMER = 2, KVX_BOTH = 3 };
 #define KVX_JOBS         256u                 /* most loads, saves, sends and receives at one time */
 #define KVX_MAX_PARTS    16u                  /* most parts of a cache */
 
+struct kvk_cuda_ops;
+
+/* A CUDA device, as this process sees it, in its primary context. */
+typedef struct kvx_device {
+	int ordinal;
+	void *stream; /* CUstream of all work on the cache (above); it outlives the kvx_t. NULL: the legacy default
+			 stream */
+	const struct kvk_cuda_ops *cuda; /* driver; NULL: the machine's */
+	const void *image;               /* kernels for copies; NULL: those of this build */
+} kvx_device_t;
+
 typedef struct kvx_config {
 	size_t struct_size;
 	uint32_t roles;                 /* KVX_PRODUCER | KVX_CONSUMER */
@@ -79,10 +103,14 @@ typedef struct kvx_config {
 	 * layers and as many blocks as the others, with the heads that it says. Together they have all heads of the
 	 * layout; parts with the same heads are copies. A block id names that block of every part. */
 	uint32_t parts;
+	/* devices[parts] (0 parts: one): the device whose memory paged[i].base[] are addresses of; two parts may have
+	 * the same. NULL: the cache is in host memory. */
+	const kvx_device_t *devices;
 } kvx_config_t;
 
 /* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll()
- * finds it. KVC_ERR_ARG: the configuration contradicts itself (kvx_last_error() names the field). KVC_ERR_NOMEM. */
+ * finds it. KVC_ERR_ARG: the configuration contradicts itself, a device cannot be used, or a cache
+ * is not in its memory (kvx_last_error() names the field, or says why). KVC_ERR_NOMEM. */
 KVX_API kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx);
 /* Abort what is in progress, detach, free everything made from it. NULL is fine. */
 KVX_API void kvx_detach(kvx_t *kvx);

@@ -154,6 +154,7 @@ static void give_up_unknown(kvx_t *kvx)
 
 void kvx_loads_collect(kvx_t *kvx)
 {
+	const uint32_t copying = kvx->copying;
 	kvx_worker_stats_t stats;
 
 	/* Looked at before names are taken: what ends meanwhile is reported now, and named the next time. */
@@ -167,6 +168,9 @@ void kvx_loads_collect(kvx_t *kvx)
 	}
 	if (stats.loads_open == 0) {
 		give_up_unknown(kvx);
+	}
+	if (kvx->copying < copying) {
+		kvx_ranks_order_loads(&kvx->ranks); /* before the engine hears of it and writes their blocks */
 	}
 	for (uint32_t r = 0; r < kvx->ranks.count; r++) {
 		take_reports(kvx, kvx->ranks.worker[r]);

@@ -72,18 +72,30 @@ kvc_status_t kvx_ranks_divide(kvx_ranks_t *ranks, const kvx_config_t *config)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
+static void set_device(kvx_worker_config_t *worker, const kvx_device_t *device)
+{
+	if (device) {
+		worker->memory = KVX_MEMORY_CUDA;
+		worker->device = device->ordinal;
+		worker->cuda = device->cuda;
+		worker->image = device->image;
+	}
+}
+
 kvc_status_t kvx_ranks_open(kvx_ranks_t *ranks, const kvx_config_t *config, const kvx_worker_config_t *common)
 {
 	kvx_worker_config_t worker = *common;
 	kvx_worker_group_t group = {.group = 0};
 	kvc_status_t status = KVC_OK;
 
+	ranks->on_devices = config->devices != NULL;
 	worker.groups = &group;
 	worker.group_count = 1;
 	for (uint32_t r = 0; r < ranks->count && status == KVC_OK; r++) {
 		const kvc_writer_t *saved = &ranks->saved[r];
 
 		group.paged = &config->paged[r];
+		set_device(&worker, config->devices ? &config->devices[r] : NULL);
 		worker.rank = r;
 		worker.range = *saved;
 		worker.range.layer_first = 0;
@@ -91,6 +103,9 @@ kvc_status_t kvx_ranks_open(kvx_ranks_t *ranks, const kvx_config_t *config, cons
 		worker.save_layer_first = saved->layer_first;
 		worker.save_layers = saved->layer_count;
 		status = kvx_worker_open(&worker, &ranks->worker[r]);
+		if (status == KVC_OK && config->devices) {
+			kvx_worker_set_stream(ranks->worker[r], config->devices[r].stream);
+		}
 	}
 
 	return status == KVC_ERR_ARG ? kvx_refuse("%s", kvx_worker_last_error()) : status;
@@ -123,6 +138,14 @@ void kvx_ranks_run_step(const kvx_ranks_t *ranks, const void *message, size_t le
 		kvx_worker_begin_step(ranks->worker[r], message, len);
 		kvx_worker_start_async_loads(ranks->worker[r]);
 		kvx_worker_end_step(ranks->worker[r]);
+	}
+}
+
+/* A step without a message: its beginning orders the streams. */
+void kvx_ranks_order_loads(const kvx_ranks_t *ranks)
+{
+	if (ranks->on_devices) {
+		kvx_ranks_run_step(ranks, NULL, 0);
 	}
 }
 

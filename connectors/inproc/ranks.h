@@ -7,6 +7,7 @@
 
 typedef struct kvx_ranks {
 	uint32_t count;
+	int on_devices; /* the cache lies in memory of CUDA devices */
 	kvx_worker_t *worker[KVX_MAX_PARTS];
 	kvc_writer_t saved[KVX_MAX_PARTS]; /* what each saves: the scheduler half's writers */
 } kvx_ranks_t;
@@ -22,6 +23,9 @@ void kvx_ranks_close(kvx_ranks_t *ranks);
 int kvx_ranks_are_ready(const kvx_ranks_t *ranks);
 /* Execute a step message whose step computes nothing. */
 void kvx_ranks_run_step(const kvx_ranks_t *ranks, const void *message, size_t len);
+/* What the engine enqueues from now on comes after copies of loads that have ended, also of those that the device has
+ * failed to tell the end of. */
+void kvx_ranks_order_loads(const kvx_ranks_t *ranks);
 /* Wait until a load that one of them copies has ended. The caller copies as well. */
 void kvx_ranks_wait(const kvx_ranks_t *ranks, uint32_t us);
 /* 1: one of them still has to read one of these blocks. */

@@ -98,6 +98,17 @@ static kvc_status_t open_device(kvx_wgpu_t *gpu, const kvx_worker_config_t *conf
 			       : refuse("the GPU has no stream or event for copies", kvk_gpu_last_error(), p_why);
 }
 
+static kvc_status_t check_caches(kvx_worker_t *worker, const char **p_why)
+{
+	kv_status_t status = KV_OK;
+
+	for (uint32_t i = 0; i < worker->group_count && status == KV_OK; i++) {
+		status = kvk_gpu_check_paged(worker->gpu->gpu, &worker->groups[i].paged);
+	}
+
+	return status == KV_OK ? KVC_OK : refuse("the GPU cannot copy this cache", kvk_gpu_last_error(), p_why);
+}
+
 /* If measuring fails, a rule chooses the way of copying. */
 static void measure_copies(kvx_worker_t *worker)
 {
@@ -139,6 +150,7 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 	worker->gpu = gpu;
 	make_tables(worker, gpu, config);
 	status = worker->no_memory ? KVC_ERR_NOMEM : open_device(gpu, config, p_why);
+	status = status == KVC_OK ? check_caches(worker, p_why) : status;
 	if (status == KVC_OK) {
 		open_timers(gpu);
 		if (config->measure) {
