@@ -9,7 +9,8 @@
 /* Its place among the ranks; one that is alone makes a group of its own. */
 static kv_status_t create_rank(kve_engine_t *engine)
 {
-	const kve_group_config_t alone = {.model = &engine->config.model};
+	const kve_group_config_t alone = {
+		.model = &engine->config.model, .devices = engine->config.devices, .max_rows = engine->config.max_rows};
 	kve_group_t *group = engine->config.group;
 
 	if (!group) {
@@ -22,6 +23,10 @@ static kv_status_t create_rank(kve_engine_t *engine)
 		engine->config.rank = 0;
 	}
 	engine->config.model = *kve_group_model(group);
+	engine->max_rows = kve_group_max_rows(group);
+	if (engine->config.max_running > engine->max_rows / 2) {
+		return KV_ERR_ARG;
+	}
 
 	return kve_rank_create(group, engine->config.rank, &engine->rank);
 }
@@ -31,7 +36,7 @@ kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **
 	kve_engine_t *engine;
 	kv_status_t status;
 
-	if (config->max_running == 0 || config->max_running > KVE_MAX_ROWS / 2) {
+	if (config->max_running == 0 || config->max_running > KVE_MAX_SPANS) {
 		return KV_ERR_ARG;
 	}
 	engine = calloc(1, sizeof *engine);
@@ -42,8 +47,8 @@ kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **
 	engine->config = *config;
 	status = create_rank(engine);
 	if (status == KV_OK) {
-		status = kve_cache_init_ranks(&engine->cache, &engine->config.model, config->cache_blocks,
-					      config->ranks ? config->ranks : 1);
+		status = kve_rank_open_cache(engine->rank, config->cache_blocks, config->ranks ? config->ranks : 1,
+					     &engine->cache);
 	}
 	if (status == KV_OK && config->store) {
 		status = kve_store_attach(engine);
@@ -74,7 +79,7 @@ void kve_engine_destroy(kve_engine_t *engine)
 		kve_job_destroy(job);
 	}
 	kvx_detach(engine->kvx);
-	kve_cache_fini(&engine->cache);
+	kve_rank_close_cache(engine->rank, &engine->cache);
 	kve_rank_destroy(engine->rank);
 	kve_group_destroy(engine->own_group);
 	free(engine);
@@ -138,10 +143,10 @@ void kve_engine_release(kve_engine_t *engine, kve_request_t *request)
 /* ---- one step -------------------------------------------------------------------------------- */
 
 typedef struct batch {
-	kve_span_t spans[KVE_MAX_ROWS];
-	kve_job_t *jobs[KVE_MAX_ROWS];
+	kve_span_t spans[KVE_MAX_SPANS];
+	kve_job_t *jobs[KVE_MAX_SPANS];
 	uint32_t n;
-	uint32_t rows;
+	uint32_t rows, max_rows;
 	int prefill; /* the prompt of a request is among them */
 } batch_t;
 
@@ -150,7 +155,7 @@ static void add_to_batch(batch_t *batch, kve_job_t *job)
 {
 	const kve_request_t *r = &job->request;
 	const uint32_t left = r->n_tokens - r->n_computed;
-	const uint32_t room = KVE_MAX_ROWS - batch->rows;
+	const uint32_t room = batch->n < KVE_MAX_SPANS ? batch->max_rows - batch->rows : 0;
 	const uint32_t n = left < room ? left : room;
 
 	if (n == 0) {
@@ -174,6 +179,7 @@ static void fill_batch(const kve_engine_t *engine, batch_t *batch)
 	static const kve_state_t order[] = {KVE_DECODE, KVE_PREFILL};
 
 	batch->n = batch->rows = 0;
+	batch->max_rows = engine->max_rows;
 	batch->prefill = 0;
 	for (size_t i = 0; i < KV_COUNT_OF(order); i++) {
 		for (kve_job_t *job = engine->jobs; job; job = job->next) {
@@ -184,12 +190,11 @@ static void fill_batch(const kve_engine_t *engine, batch_t *batch)
 	}
 }
 
-/* dbo: what all ranks have agreed on; NULL: it is alone. */
 static kv_status_t compute(kve_engine_t *engine, const batch_t *batch, const kve_dbo_step_t *dbo)
 {
 	const kv_status_t status = kve_rank_forward(engine->rank, &engine->cache, batch->spans, batch->n, dbo);
 
-	kv_assert(status == KV_OK || status == KV_ERR_TIMEOUT);
+	kv_assert(status == KV_OK || status == KV_ERR_TIMEOUT || status == KV_ERR_IO);
 	for (uint32_t i = 0; i < batch->n && status == KV_OK; i++) {
 		kve_job_computed(engine, batch->jobs[i], batch->spans[i].n);
 	}
@@ -256,23 +261,10 @@ static uint32_t prepare_step(kve_engine_t *engine)
 	return unfinished;
 }
 
-uint32_t kve_engine_step(kve_engine_t *engine)
-{
-	batch_t batch;
-
-	kv_assert(engine->own_group);
-	(void)prepare_step(engine);
-	fill_batch(engine, &batch);
-	if (batch.n > 0) {
-		(void)compute(engine, &batch, NULL); /* nobody is waited for */
-	}
-
-	return sweep_jobs(engine);
-}
-
-kv_status_t kve_engine_step_together(kve_engine_t *engine, uint32_t *p_unfinished)
+kv_status_t kve_engine_step(kve_engine_t *engine, uint32_t *p_unfinished)
 {
 	kve_step_count_t own = {.unfinished = prepare_step(engine)};
+	uint32_t unfinished;
 	kv_status_t status;
 	kve_step_t step;
 	batch_t batch;
@@ -287,8 +279,10 @@ kv_status_t kve_engine_step_together(kve_engine_t *engine, uint32_t *p_unfinishe
 		status = compute(engine, &batch, &step.dbo);
 	}
 	engine->is_computing = step.tokens > 0;
-	(void)sweep_jobs(engine);
-	*p_unfinished = step.unfinished;
+	unfinished = sweep_jobs(engine);
+	if (p_unfinished) {
+		*p_unfinished = engine->own_group ? unfinished : step.unfinished;
+	}
 
 	return status;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define DEADLINE_MS 60000u
+#define DEVICE_ROWS 4096u /* of a pass, on devices */
 
 /* Memory through which rows travel: two microbatches are under way at once. */
 static kv_status_t create_heaps(kve_group_t *group)
@@ -15,13 +16,16 @@ static kv_status_t create_heaps(kve_group_t *group)
 				      .experts = c->experts,
 				      .top_k = c->top_k,
 				      .hidden = c->hidden,
-				      .max_tokens = KVE_MAX_ROWS,
+				      .max_tokens = group->max_rows,
 				      .groups = c->groups,
 				      .in_flight = KVE_MAX_MICROBATCHES};
 	const kv_status_t status = kvk_ep_plan(&shape, &group->plan, NULL);
 
 	if (status != KV_OK) {
 		return status;
+	}
+	if (group->devices) {
+		return group->devices->open_heaps(group->devices, &group->plan);
 	}
 	for (uint32_t r = 0; r < group->ranks; r++) {
 		group->heaps[r] = aligned_alloc(64, group->plan.heap_bytes);
@@ -35,18 +39,29 @@ static kv_status_t create_heaps(kve_group_t *group)
 	return KV_OK;
 }
 
+static int is_sound(const kve_group_config_t *config, uint32_t ranks, const kve_dbo_config_t *dbo)
+{
+	const kve_devices_t *devices = config->devices;
+
+	if (kve_config_check(config->model, NULL) != KV_OK || ranks > KVK_EP_MAX_RANKS ||
+	    (ranks > 1 && !config->model->experts) || (dbo->enabled && kve_dbo_check(dbo) != NULL)) {
+		return 0;
+	}
+
+	return !devices || (devices->ranks == ranks && config->max_rows <= KVE_MOST_ROWS &&
+			    !devices->backend->fault_of_shape(config->model));
+}
+
 kv_status_t kve_group_create(const kve_group_config_t *config, kve_group_t **p_group)
 {
 	const uint32_t ranks = config->ranks ? config->ranks : 1;
-	kve_group_t *group;
-	kv_status_t status = kve_config_check(config->model, NULL);
-
 	kve_dbo_config_t dbo = config->dbo;
+	kve_group_t *group;
+	kv_status_t status = KV_OK;
 
 	dbo.data_parallel = ranks;
 	dbo.expert_parallel = 1;
-	if (status != KV_OK || ranks > KVK_EP_MAX_RANKS || (ranks > 1 && !config->model->experts) ||
-	    (dbo.enabled && kve_dbo_check(&dbo) != NULL)) {
+	if (!is_sound(config, ranks, &dbo)) {
 		return KV_ERR_ARG;
 	}
 	group = aligned_alloc(_Alignof(kve_group_t), sizeof *group);
@@ -57,9 +72,15 @@ kv_status_t kve_group_create(const kve_group_config_t *config, kve_group_t **p_g
 	memset(group, 0, sizeof *group);
 	group->ranks = ranks;
 	group->dbo = dbo;
+	group->devices = config->devices;
+	group->backend = config->devices ? config->devices->backend : &kve_backend_fp32;
+	group->max_rows = !config->devices ? KVE_MAX_ROWS : config->max_rows ? config->max_rows : DEVICE_ROWS;
 	group->env = config->env ? *config->env : kv_env_posix;
 	group->deadline_ns = (uint64_t)(config->deadline_ms ? config->deadline_ms : DEADLINE_MS) * 1000000u;
-	status = kve_model_init(&group->model, config->model);
+	group->model.config = *config->model;
+	if (!config->devices) {
+		status = kve_model_init(&group->model, config->model);
+	}
 	if (status == KV_OK && config->model->experts) {
 		status = create_heaps(group);
 	}
@@ -94,12 +115,22 @@ uint32_t kve_group_ranks(const kve_group_t *group)
 	return group->ranks;
 }
 
+uint32_t kve_group_max_rows(const kve_group_t *group)
+{
+	return group->max_rows;
+}
+
+kve_group_memory_t kve_group_memory(const kve_group_t *group)
+{
+	return group->devices ? group->backend->get_memory(group) : (kve_group_memory_t){.weights = 0};
+}
+
 /* ---- before a step --------------------------------------------------------------------------- */
 
 uint32_t kve_rank_lost(const kve_rank_t *rank)
 {
 	const uint64_t report = atomic_load(&rank->group->report);
-	const uint32_t in_step = rank->ep ? kvk_ep_lost_ranks(rank->ep) : 0;
+	const uint32_t in_step = rank->model->config.experts ? rank->group->backend->find_lost(rank) : 0;
 
 	return report & 0xff ? (uint32_t)(report & 0xff) : in_step;
 }

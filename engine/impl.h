@@ -32,8 +32,9 @@ struct kve_engine {
 	kvx_t *kvx; /* NULL: no store */
 	kve_job_t *jobs;
 	uint64_t next_id;
-	uint32_t running; /* jobs between WAITING and DONE */
-	int is_computing; /* a rank had tokens in the last step */
+	uint32_t max_rows; /* of a step */
+	uint32_t running;  /* jobs between WAITING and DONE */
+	int is_computing;  /* a rank had tokens in the last step */
 };
 
 /* Attach a connector for this engine's cache. */

@@ -22,7 +22,9 @@ kv_status_t kve_parallel_create(const kve_parallel_config_t *config, kve_paralle
 	const kve_group_config_t shared = {.model = &config->engine.model,
 					   .ranks = config->ranks,
 					   .deadline_ms = config->deadline_ms,
-					   .dbo = config->dbo};
+					   .dbo = config->dbo,
+					   .devices = config->engine.devices,
+					   .max_rows = config->engine.max_rows};
 	kve_engine_config_t engine = config->engine;
 	kve_parallel_t *p = calloc(1, sizeof *p);
 	kv_status_t status;
@@ -80,7 +82,7 @@ static void *run_rank(void *arg)
 
 	worker->status = KV_OK;
 	while (worker->status == KV_OK && unfinished > 0) {
-		worker->status = kve_engine_step_together(worker->engine, &unfinished);
+		worker->status = kve_engine_step(worker->engine, &unfinished);
 	}
 
 	return NULL;

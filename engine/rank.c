@@ -1,76 +1,8 @@
-/* A rank: its activations, and the pass through all layers. */
+/* A rank: what it has whatever computes, and the pass through all layers. */
 #include "rank.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- activations ----------------------------------------------------------------------------- */
-
-/* Memory that is handed out from its start. Without a base it is only measured. */
-typedef struct arena {
-	uint8_t *base;
-	size_t used;
-} arena_t;
-
-static void *carve(arena_t *arena, size_t n, size_t bytes)
-{
-	void *p = arena->base ? arena->base + arena->used : NULL;
-
-	arena->used += (n * bytes + 63u) / 64u * 64u;
-
-	return p;
-}
-
-static float *carve_floats(arena_t *arena, size_t n)
-{
-	return carve(arena, n, sizeof(float));
-}
-
-static size_t larger(size_t a, size_t b)
-{
-	return a > b ? a : b;
-}
-
-static void place_microbatch(kve_microbatch_t *m, const kve_rank_t *rank, arena_t *arena)
-{
-	const kve_config_t *c = &rank->model->config;
-	const size_t rows = KVE_MAX_ROWS;
-
-	m->x = carve_floats(arena, rows * c->hidden);
-	m->normed = carve_floats(arena, rows * c->hidden);
-	m->q = carve_floats(arena, rows * c->heads * c->head_dim);
-	if (c->experts) {
-		m->ids = carve(arena, rows * c->top_k, sizeof(uint32_t));
-		m->weights = carve_floats(arena, rows * c->top_k);
-		m->sent = carve(arena, rows * c->hidden, sizeof(kvk_bf16_t));
-		m->outputs = carve(arena, rank->group->plan.max_rows, rank->group->plan.row_bytes);
-	}
-}
-
-static void place_activations(kve_rank_t *rank, arena_t *arena)
-{
-	const kve_config_t *c = &rank->model->config;
-	const size_t rows = KVE_MAX_ROWS, q = (size_t)c->heads * c->head_dim;
-	const size_t inner = larger(c->inner, c->expert_inner);
-	const size_t head = c->vocab / rows + 1; /* of one row only */
-
-	for (uint32_t i = 0; i < KVE_MAX_MICROBATCHES; i++) {
-		place_microbatch(&rank->microbatches[i], rank, arena);
-	}
-	rank->k = carve_floats(arena, rows * c->kv_heads * c->head_dim);
-	rank->v = carve_floats(arena, rows * c->kv_heads * c->head_dim);
-	rank->attended = carve_floats(arena, rows * q);
-	rank->added = carve_floats(arena, rows * c->hidden);
-	rank->gate = carve_floats(arena, rows * inner);
-	rank->up = carve_floats(arena, rows * inner);
-	rank->scores = carve_floats(arena, kve_attention_scratch(c, KVE_MAX_ROWS));
-	rank->share = carve_floats(arena, rows * larger(larger(q, head), larger(inner, c->hidden)));
-	if (c->experts) {
-		rank->in = carve_floats(arena, rows * c->hidden);
-		rank->router = carve_floats(arena, rows * c->experts);
-		rank->combined = carve(arena, rows * c->hidden, sizeof(kvk_bf16_t));
-	}
-}
 
 /* What is enqueued in each mode. */
 static kv_status_t create_lists(kve_rank_t *rank)
@@ -93,7 +25,6 @@ static kv_status_t create_lists(kve_rank_t *rank)
 
 kv_status_t kve_rank_create(kve_group_t *group, uint32_t number, kve_rank_t **p_rank)
 {
-	arena_t arena = {.used = 0};
 	kve_rank_t *rank;
 	kv_status_t status;
 
@@ -107,19 +38,14 @@ kv_status_t kve_rank_create(kve_group_t *group, uint32_t number, kve_rank_t **p_
 	rank->group = group;
 	rank->model = &group->model;
 	rank->number = number;
-	place_activations(rank, &arena);
-	rank->memory = arena.base = aligned_alloc(64, arena.used);
-	status = rank->memory ? create_lists(rank) : KV_ERR_NOMEM;
-	if (status == KV_OK && group->model.config.experts) {
-		status = kvk_ep_open(&group->env, &group->plan, number, group->heaps[number], &group->link, &rank->ep);
+	status = create_lists(rank);
+	if (status == KV_OK) {
+		status = group->backend->open(rank);
 	}
 	if (status != KV_OK) {
 		kve_rank_destroy(rank);
 		return status;
 	}
-	memset(rank->memory, 0, arena.used);
-	arena.used = 0;
-	place_activations(rank, &arena);
 	*p_rank = rank;
 
 	return KV_OK;
@@ -130,10 +56,9 @@ void kve_rank_destroy(kve_rank_t *rank)
 	if (!rank) {
 		return;
 	}
-	kvk_ep_close(rank->ep);
+	rank->group->backend->close(rank);
 	free(rank->items[KVE_OVERLAP_SEQ]);
 	free(rank->items[KVE_OVERLAP_DBO]);
-	free(rank->memory);
 	free(rank);
 }
 
@@ -141,24 +66,91 @@ kve_rank_stats_t kve_rank_stats(const kve_rank_t *rank)
 {
 	kve_rank_stats_t stats = {.steps = {rank->steps[KVE_OVERLAP_SEQ], rank->steps[KVE_OVERLAP_DBO]}};
 
-	if (rank->ep) {
-		stats.sent = kvk_ep_get_stats(rank->ep);
+	if (rank->model->config.experts) {
+		stats.sent = rank->group->backend->get_stats(rank);
 	}
 
 	return stats;
 }
 
+kv_status_t kve_rank_set_trace(kve_rank_t *rank, kve_trace_t trace)
+{
+	const kve_backend_t *backend = rank->group->backend;
+
+	return backend->set_trace ? backend->set_trace(rank, trace) : KV_ERR_UNSUPPORTED;
+}
+
+const kve_overlap_item_t *kve_rank_items(const kve_rank_t *rank, kve_overlap_mode_t mode, uint32_t *p_n)
+{
+	*p_n = rank->n_items[mode];
+
+	return rank->items[mode];
+}
+
+kv_status_t kve_rank_read_trace(kve_rank_t *rank, kve_clock_interval_t *intervals)
+{
+	const kve_backend_t *backend = rank->group->backend;
+
+	return backend->read_trace ? backend->read_trace(rank, intervals) : KV_ERR_UNSUPPORTED;
+}
+
+/* ---- the cache ------------------------------------------------------------------------------- */
+
+kv_status_t kve_rank_place(const kve_rank_t *rank, kve_place_t *place)
+{
+	const kve_backend_t *backend = rank->group->backend;
+
+	return backend->get_place ? backend->get_place(rank, place) : KV_ERR_UNSUPPORTED;
+}
+
+kv_status_t kve_rank_open_cache(kve_rank_t *rank, uint32_t blocks, uint32_t tp, kve_cache_t *cache)
+{
+	const kve_cache_shape_t shape = {&rank->model->config, blocks, 1, KVK_DTYPE_BF16};
+	void *memory;
+	kv_status_t status;
+
+	if (!rank->group->devices) {
+		return kve_cache_init_ranks(cache, &rank->model->config, blocks, tp);
+	}
+	if (tp != 1 || blocks == 0) {
+		return KV_ERR_ARG;
+	}
+	status = rank->group->backend->open_cache(rank, kve_cache_bytes(&shape), &memory);
+	if (status != KV_OK) {
+		return status;
+	}
+	status = kve_cache_init_at(cache, &shape, memory);
+	if (status != KV_OK) {
+		rank->group->backend->close_cache(rank, memory);
+	}
+
+	return status;
+}
+
+void kve_rank_close_cache(kve_rank_t *rank, kve_cache_t *cache)
+{
+	if (rank && rank->group->devices && cache->ranks) {
+		rank->group->backend->close_cache(rank, cache->base[0]);
+	}
+	kve_cache_fini(cache);
+}
+
 /* ---- the pass -------------------------------------------------------------------------------- */
 
-static kv_status_t check_spans(const kve_config_t *c, const kve_cache_t *cache, const kve_span_t *spans,
+static kv_status_t check_spans(const kve_rank_t *rank, const kve_cache_t *cache, const kve_span_t *spans,
 			       uint32_t n_spans)
 {
+	const kve_config_t *c = &rank->model->config;
 	uint32_t rows = 0;
+
+	if (n_spans > KVE_MAX_SPANS) {
+		return KV_ERR_ARG;
+	}
 
 	for (uint32_t s = 0; s < n_spans; s++) {
 		const kve_span_t *span = &spans[s];
 
-		if (span->n == 0 || span->n > KVE_MAX_ROWS - rows || span->n > c->max_tokens ||
+		if (span->n == 0 || span->n > rank->group->max_rows - rows || span->n > c->max_tokens ||
 		    span->start > c->max_tokens - span->n) {
 			return KV_ERR_ARG;
 		}
@@ -198,55 +190,12 @@ static kv_status_t slice_spans(kve_rank_t *rank, const kve_span_t *spans, uint32
 		kve_microbatch_t *m = &rank->microbatches[i];
 
 		kve_dbo_part(dbo, tokens, i, &first, &m->rows);
+		m->most = dbo->most;
+		if (dbo->mode == KVE_OVERLAP_DBO && dbo->most > dbo->split) {
+			m->most = i == KVE_LEADING ? dbo->split : dbo->most - dbo->split;
+		}
 		m->n_spans = kve_dbo_slice(spans, n_spans, first, m->rows, m->spans);
 	}
-
-	return KV_OK;
-}
-
-static void embed(const kve_model_t *model, kve_microbatch_t *m)
-{
-	const uint32_t hidden = model->config.hidden;
-	uint32_t row = 0;
-
-	for (uint32_t s = 0; s < m->n_spans; s++) {
-		for (uint32_t i = 0; i < m->spans[s].n; i++) {
-			memcpy(m->x + (size_t)row++ * hidden,
-			       model->weights.embedding + (size_t)m->spans[s].tokens[i] * hidden,
-			       hidden * sizeof(float));
-		}
-	}
-}
-
-static void write_logits(kve_rank_t *rank, kve_microbatch_t *m)
-{
-	const kve_weights_t *w = &rank->model->weights;
-	const float eps = rank->model->config.norm_eps;
-	const uint32_t hidden = rank->model->config.hidden;
-	uint32_t row = 0;
-
-	for (uint32_t s = 0; s < m->n_spans; s++) {
-		row += m->spans[s].n;
-		if (m->spans[s].logits) {
-			kve_rmsnorm(m->x + (size_t)(row - 1) * hidden, 1, hidden, w->final_norm, eps, m->normed);
-			kve_rank_matmul(rank, m->normed, 1, &w->head, m->spans[s].logits);
-		}
-	}
-}
-
-/* The CPU has one stream: what is enqueued has run. */
-static kv_status_t run_item(void *ctx, kve_phase_t phase, uint32_t layer, uint32_t microbatch, kve_stream_t stream)
-{
-	(void)stream;
-
-	return kve_run_phase(ctx, phase, layer, microbatch);
-}
-
-static kv_status_t pass_event(void *ctx, uint32_t event, kve_stream_t stream)
-{
-	(void)ctx;
-	(void)event;
-	(void)stream;
 
 	return KV_OK;
 }
@@ -254,14 +203,12 @@ static kv_status_t pass_event(void *ctx, uint32_t event, kve_stream_t stream)
 kv_status_t kve_rank_forward(kve_rank_t *rank, kve_cache_t *cache, const kve_span_t *spans, uint32_t n_spans,
 			     const kve_dbo_step_t *dbo)
 {
-	static const kve_overlap_ops_t ops = {run_item, pass_event, pass_event};
 	static const kve_dbo_step_t whole = {.mode = KVE_OVERLAP_SEQ};
-	const kve_config_t *c = &rank->model->config;
 	const kve_dbo_step_t *step = dbo ? dbo : &whole;
-	kv_status_t status = kve_config_rank(c, cache->ranks, &rank->tp_share);
+	kv_status_t status = kve_config_rank(&rank->model->config, cache->ranks, &rank->tp_share);
 
 	if (status == KV_OK) {
-		status = check_spans(c, cache, spans, n_spans);
+		status = check_spans(rank, cache, spans, n_spans);
 	}
 	if (status == KV_OK) {
 		status = slice_spans(rank, spans, n_spans, step);
@@ -271,15 +218,10 @@ kv_status_t kve_rank_forward(kve_rank_t *rank, kve_cache_t *cache, const kve_spa
 	}
 	rank->cache = cache;
 	rank->steps[step->mode]++;
-	for (uint32_t i = 0; i <= last_microbatch(step); i++) {
-		embed(rank->model, &rank->microbatches[i]);
-	}
-	status = kve_overlap_run(rank->items[step->mode], rank->n_items[step->mode], &ops, rank);
+	status = rank->group->backend->forward(rank, step->mode, last_microbatch(step));
 	if (status != KV_OK) {
-		kve_report_lost(rank, 1, 0);
-	}
-	for (uint32_t i = 0; i <= last_microbatch(step) && status == KV_OK; i++) {
-		write_logits(rank, &rank->microbatches[i]);
+		/* Nobody waits for a rank whose device has failed; which one a transport misses, it knows itself. */
+		kve_report_lost(rank, 1, status == KV_ERR_IO ? 1u << rank->number : 0);
 	}
 
 	return status;

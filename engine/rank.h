@@ -2,6 +2,7 @@
 #ifndef KVE_RANK_IMPL_H
 #define KVE_RANK_IMPL_H
 
+#include "kve/devices.h"
 #include "kve/overlap.h"
 #include "kve/rank.h"
 
@@ -14,8 +15,46 @@ typedef struct kve_seat {
 	kve_step_count_t counts[2];
 } kve_seat_t;
 
+/* What computes: the reference in fp32 on the CPU, or BF16 on devices. */
+typedef struct kve_backend {
+	/* Why it cannot compute this shape, as a sentence; NULL: it can. */
+	const char *(*fault_of_shape)(const kve_config_t *config);
+	/* Of a rank of this group. */
+	kve_group_memory_t (*get_memory)(const kve_group_t *group);
+	/* Activations, weights, and the rank's end of the transport. After a failure close() is called. */
+	kv_status_t (*open)(kve_rank_t *rank);
+	void (*close)(kve_rank_t *rank);
+	/* The microbatches 0 to `last`, whose spans are sound. KV_ERR_TIMEOUT: a rank is lost; KV_ERR_IO: a device. */
+	kv_status_t (*forward)(kve_rank_t *rank, kve_overlap_mode_t mode, uint32_t last);
+	uint32_t (*find_lost)(const kve_rank_t *rank); /* with experts */
+	kvk_ep_stats_t (*get_stats)(const kve_rank_t *rank);
+	/* Zeroed memory for a cache. */
+	kv_status_t (*open_cache)(kve_rank_t *rank, size_t bytes, void **p_at);
+	void (*close_cache)(kve_rank_t *rank, void *at);
+	/* Where the cache lies, for copies that the device orders: KV_ERR_UNSUPPORTED: in host memory. NULL: there. */
+	kv_status_t (*get_place)(const kve_rank_t *rank, kve_place_t *place);
+	/* NULL: it has no clock for its streams. */
+	kv_status_t (*set_trace)(kve_rank_t *rank, kve_trace_t trace);
+	kv_status_t (*read_trace)(kve_rank_t *rank, kve_clock_interval_t *intervals);
+} kve_backend_t;
+
+extern const kve_backend_t kve_backend_fp32;
+
+/* First in what each kind of devices has. */
+struct kve_devices {
+	uint32_t ranks;
+	const kve_backend_t *backend;       /* that computes on them */
+	kve_device_t *of[KVK_EP_MAX_RANKS]; /* a rank's; NULL before it is open */
+	/* Memory that the ranks reach, of a plan, zeroed; before any rank opens its end of the transport. */
+	kv_status_t (*open_heaps)(kve_devices_t *devices, const kvk_ep_plan_t *plan);
+	void (*close)(kve_devices_t *devices);
+};
+
 struct kve_group {
-	kve_model_t model;
+	kve_model_t model;      /* with devices its weights are empty: each rank has its own */
+	kve_devices_t *devices; /* NULL: the CPU, in fp32 */
+	const kve_backend_t *backend;
+	uint32_t max_rows;
 	kv_env_t env;
 	uint64_t deadline_ns; /* of one wait */
 	kve_dbo_config_t dbo;
@@ -29,16 +68,16 @@ struct kve_group {
 
 /* Activations that outlive a phase: two microbatches stand in different phases. */
 typedef struct kve_microbatch {
-	kve_span_t spans[KVE_MAX_ROWS];
+	kve_span_t spans[KVE_MAX_SPANS];
 	uint32_t n_spans;
-	uint32_t rows;
-	float *x;         /* [rows][hidden] the residual stream */
-	float *normed;    /* [rows][hidden] */
-	float *q;         /* [tensor parallel rank][rows][its heads][head_dim] */
-	uint32_t *ids;    /* [rows][top_k] */
-	float *weights;   /* [rows][top_k] */
-	kvk_bf16_t *sent; /* [rows][hidden]: normed, in BF16 */
-	uint64_t number;  /* of its dispatch */
+	uint32_t rows, most; /* of this rank; of any rank, if all have agreed on it, else 0 */
+	float *x;            /* [rows][hidden] the residual stream */
+	float *normed;       /* [rows][hidden] */
+	float *q;            /* [tensor parallel rank][rows][its heads][head_dim] */
+	uint32_t *ids;       /* [rows][top_k] */
+	float *weights;      /* [rows][top_k] */
+	kvk_bf16_t *sent;    /* [rows][hidden]: normed, in BF16 */
+	uint64_t number;     /* of its dispatch */
 	kvk_ep_rows_t arrived;
 	kvk_bf16_t *outputs; /* [rows that may arrive][hidden]: what this rank's experts make of them */
 } kve_microbatch_t;
@@ -47,6 +86,8 @@ struct kve_rank {
 	kve_group_t *group;
 	const kve_model_t *model;
 	uint32_t number;
+	struct kve_bf16_rank *
+		bf16; /* of the backend of devices; what follows, but for spans, rows and lists, is kve_backend_fp32's */
 	kvk_ep_rank_t *ep; /* NULL: no experts */
 	kve_microbatch_t microbatches[KVE_MAX_MICROBATCHES];
 	/* Room within one phase. */

@@ -10,18 +10,23 @@ kv_status_t kve_store_attach(kve_engine_t *engine)
 	const kve_config_t *model = &engine->config.model;
 	char weights[KVE_FINGERPRINT_MAX];
 	char rope[64];
+	const int is_bf16 = engine->cache.paged[0].dtype == KVK_DTYPE_BF16; /* alone, or of a group with devices */
 	kvk_layout_t layout;
+	kve_place_t place = {.ordinal = 0};
+	const int is_gpu = kve_rank_place(engine->rank, &place) == KV_OK;
+	const kvx_device_t device = {.ordinal = place.ordinal, .stream = place.stream};
 	kvc_status_t status;
 
 	kve_weights_fingerprint(model, weights);
 	(void)snprintf(rope, sizeof rope, "theta %u", model->rope_theta);
 	kve_config_layout(model, &layout);
+	layout.dtype = engine->cache.paged[0].dtype;
 
 	const kvc_identity_t identity = {
 		.struct_size = sizeof identity,
-		.model = "kve-reference",
+		.model = is_bf16 ? "kve-bf16" : "kve-reference",
 		.weights = weights,
-		.dtype = "f32",
+		.dtype = is_bf16 ? "bf16" : "f32",
 		.rope = rope,
 	};
 	const kvx_config_t config = {
@@ -35,6 +40,7 @@ kv_status_t kve_store_attach(kve_engine_t *engine)
 		.parts = engine->cache.ranks,
 		.load_ms = engine->config.load_ms,
 		.attach_ms = engine->config.attach_ms,
+		.devices = is_gpu ? &device : NULL,
 	};
 
 	status = kvx_attach(&config, &engine->kvx);

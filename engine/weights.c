@@ -15,15 +15,102 @@
 /* Logits of the router differ by more than rounding does, and no expert has nearly all of a token. */
 #define GAIN_ROUTER 1.5f
 
-typedef struct draw {
-	float *next;
-	uint64_t state;
-} draw_t;
+/* ---- the order ------------------------------------------------------------------------------- */
 
-/* splitmix64 */
-static uint64_t random_bits(draw_t *draw)
+typedef struct walk {
+	kve_tensor_visit_t visit;
+	void *ctx;
+	kve_tensor_t next;
+	kv_status_t status;
+} walk_t;
+
+/* in 0: a vector around `gain`; else a matrix whose outputs have the deviation `gain`, given unit input. */
+static void step(walk_t *walk, kve_tensor_name_t name, uint32_t in, uint32_t out, float gain)
 {
-	uint64_t z = draw->state += UINT64_C(0x9e3779b97f4a7c15);
+	kve_tensor_t *next = &walk->next;
+
+	next->name = name;
+	next->in = in;
+	next->out = out;
+	next->middle = in > 0 ? 0.0f : gain;
+	next->width = (in > 0 ? gain / sqrtf((float)in) : 0.1f) * 1.7320508f; /* uniform: of that deviation */
+	if (walk->status == KV_OK) {
+		walk->status = walk->visit(walk->ctx, next);
+	}
+	next->first += (uint64_t)(in ? in : 1) * out;
+}
+
+static void walk_experts(walk_t *walk, const kve_config_t *c)
+{
+	step(walk, KVE_ROUTER, c->hidden, c->experts, GAIN_ROUTER);
+	for (walk->next.expert = 0; walk->next.expert < c->experts; walk->next.expert++) {
+		step(walk, KVE_EXPERT_GATE, c->hidden, c->expert_inner, GAIN_MLP);
+		step(walk, KVE_EXPERT_UP, c->hidden, c->expert_inner, GAIN_MLP);
+		step(walk, KVE_EXPERT_DOWN, c->expert_inner, c->hidden, GAIN_MLP);
+	}
+}
+
+static void walk_layer(walk_t *walk, const kve_config_t *c)
+{
+	const uint32_t q = c->heads * c->head_dim;
+	const uint32_t kv = c->kv_heads * c->head_dim;
+
+	step(walk, KVE_ATTENTION_NORM, 0, c->hidden, 1.0f);
+	step(walk, KVE_Q, c->hidden, q, GAIN_QK);
+	step(walk, KVE_K, c->hidden, kv, GAIN_QK);
+	step(walk, KVE_V, c->hidden, kv, GAIN_V);
+	step(walk, KVE_O, q, c->hidden, GAIN_OUT);
+	step(walk, KVE_MLP_NORM, 0, c->hidden, 1.0f);
+	if (c->inner > 0) {
+		step(walk, KVE_GATE, c->hidden, c->inner, GAIN_MLP);
+		step(walk, KVE_UP, c->hidden, c->inner, GAIN_MLP);
+		step(walk, KVE_DOWN, c->inner, c->hidden, GAIN_MLP);
+	}
+	if (c->qk_norm) {
+		step(walk, KVE_Q_NORM, 0, c->head_dim, GAIN_QK);
+		step(walk, KVE_K_NORM, 0, c->head_dim, GAIN_QK);
+	}
+	if (c->experts) {
+		walk_experts(walk, c);
+	}
+}
+
+kv_status_t kve_weights_walk(const kve_config_t *config, kve_tensor_visit_t visit, void *ctx)
+{
+	walk_t walk = {.visit = visit, .ctx = ctx};
+
+	step(&walk, KVE_EMBEDDING, config->hidden, config->vocab, sqrtf((float)config->hidden));
+	for (walk.next.layer = 0; walk.next.layer < config->layers; walk.next.layer++) {
+		walk_layer(&walk, config);
+	}
+	step(&walk, KVE_FINAL_NORM, 0, config->hidden, 1.0f);
+	step(&walk, KVE_HEAD, config->hidden, config->vocab, GAIN_HEAD);
+
+	return walk.status;
+}
+
+static kv_status_t count_values(void *ctx, const kve_tensor_t *tensor)
+{
+	*(size_t *)ctx = tensor->first + (size_t)(tensor->in ? tensor->in : 1) * tensor->out;
+
+	return KV_OK;
+}
+
+size_t kve_weights_count(const kve_config_t *config)
+{
+	size_t count = 0;
+
+	(void)kve_weights_walk(config, count_values, &count);
+
+	return count;
+}
+
+/* ---- in host memory -------------------------------------------------------------------------- */
+
+/* splitmix64: value number i of the seed. */
+static uint64_t random_bits(uint64_t seed, uint64_t i)
+{
+	uint64_t z = seed + (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
 
 	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
 	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -31,85 +118,98 @@ static uint64_t random_bits(draw_t *draw)
 	return z ^ (z >> 31);
 }
 
-/* n values, uniform around `middle`, with standard deviation `deviation`. */
-static float *tensor(draw_t *draw, size_t n, float middle, float deviation)
+/* The matrix of a layer that has this name; NULL: it is a vector. */
+static kve_matrix_t *matrix_of(kve_weights_t *w, const kve_tensor_t *tensor)
 {
-	float *out = draw->next;
-	const float width = deviation * 1.7320508f;
+	kve_layer_t *layer = &w->layers[tensor->layer];
+
+	switch (tensor->name) {
+	case KVE_HEAD:
+		return &w->head;
+	case KVE_Q:
+		return &layer->q;
+	case KVE_K:
+		return &layer->k;
+	case KVE_V:
+		return &layer->v;
+	case KVE_O:
+		return &layer->o;
+	case KVE_GATE:
+		return &layer->gate;
+	case KVE_UP:
+		return &layer->up;
+	case KVE_DOWN:
+		return &layer->down;
+	case KVE_ROUTER:
+		return &layer->router;
+	case KVE_EXPERT_GATE:
+		return &layer->experts[tensor->expert].gate;
+	case KVE_EXPERT_UP:
+		return &layer->experts[tensor->expert].up;
+	case KVE_EXPERT_DOWN:
+		return &layer->experts[tensor->expert].down;
+	default:
+		return NULL;
+	}
+}
+
+static float **vector_of(kve_weights_t *w, const kve_tensor_t *tensor)
+{
+	kve_layer_t *layer = &w->layers[tensor->layer];
+
+	switch (tensor->name) {
+	case KVE_EMBEDDING:
+		return &w->embedding;
+	case KVE_ATTENTION_NORM:
+		return &layer->attention_norm;
+	case KVE_MLP_NORM:
+		return &layer->mlp_norm;
+	case KVE_Q_NORM:
+		return &layer->q_norm;
+	case KVE_K_NORM:
+		return &layer->k_norm;
+	default:
+		return &w->final_norm;
+	}
+}
+
+typedef struct drawing {
+	kve_weights_t *weights;
+	uint64_t seed;
+} drawing_t;
+
+static kv_status_t draw_tensor(void *ctx, const kve_tensor_t *tensor)
+{
+	const drawing_t *drawing = ctx;
+	kve_matrix_t *matrix = matrix_of(drawing->weights, tensor);
+	const size_t n = (size_t)(tensor->in ? tensor->in : 1) * tensor->out;
+	float *out = drawing->weights->memory + tensor->first;
 
 	for (size_t i = 0; i < n; i++) {
-		const float u = (float)(int32_t)(random_bits(draw) >> 40) * (1.0f / 8388608.0f) - 1.0f;
+		const uint64_t bits = random_bits(drawing->seed, tensor->first + i);
+		const float u = (float)(int32_t)(bits >> 40) * (1.0f / 8388608.0f) - 1.0f;
 
-		out[i] = middle + width * u;
+		out[i] = tensor->middle + tensor->width * u;
 	}
-	draw->next += n;
-
-	return out;
-}
-
-static kve_matrix_t matrix(draw_t *draw, uint32_t in, uint32_t out, float gain)
-{
-	return (kve_matrix_t){in, out, tensor(draw, (size_t)in * out, 0.0f, gain / sqrtf((float)in))};
-}
-
-static size_t layer_floats(const kve_config_t *c)
-{
-	const size_t q = (size_t)c->heads * c->head_dim;
-	const size_t kv = (size_t)c->kv_heads * c->head_dim;
-	const size_t experts = (size_t)c->experts * (1 + (size_t)3 * c->expert_inner);
-
-	return c->hidden * (2 + q + 2 * kv + q + (size_t)3 * c->inner + experts) + (c->qk_norm ? 2 * c->head_dim : 0);
-}
-
-static void draw_experts(draw_t *draw, const kve_config_t *c, kve_layer_t *layer)
-{
-	layer->router = matrix(draw, c->hidden, c->experts, GAIN_ROUTER);
-	for (uint32_t e = 0; e < c->experts; e++) {
-		layer->experts[e].gate = matrix(draw, c->hidden, c->expert_inner, GAIN_MLP);
-		layer->experts[e].up = matrix(draw, c->hidden, c->expert_inner, GAIN_MLP);
-		layer->experts[e].down = matrix(draw, c->expert_inner, c->hidden, GAIN_MLP);
+	if (matrix) {
+		*matrix = (kve_matrix_t){tensor->in, tensor->out, out};
+	} else {
+		*vector_of(drawing->weights, tensor) = out;
 	}
-}
 
-static void draw_layer(draw_t *draw, const kve_config_t *c, kve_layer_t *layer)
-{
-	const uint32_t q = c->heads * c->head_dim;
-	const uint32_t kv = c->kv_heads * c->head_dim;
-
-	layer->attention_norm = tensor(draw, c->hidden, 1.0f, 0.1f);
-	layer->q = matrix(draw, c->hidden, q, GAIN_QK);
-	layer->k = matrix(draw, c->hidden, kv, GAIN_QK);
-	layer->v = matrix(draw, c->hidden, kv, GAIN_V);
-	layer->o = matrix(draw, q, c->hidden, GAIN_OUT);
-	layer->mlp_norm = tensor(draw, c->hidden, 1.0f, 0.1f);
-	layer->gate = matrix(draw, c->hidden, c->inner, GAIN_MLP);
-	layer->up = matrix(draw, c->hidden, c->inner, GAIN_MLP);
-	layer->down = matrix(draw, c->inner, c->hidden, GAIN_MLP);
-	if (c->qk_norm) {
-		layer->q_norm = tensor(draw, c->head_dim, GAIN_QK, 0.1f);
-		layer->k_norm = tensor(draw, c->head_dim, GAIN_QK, 0.1f);
-	}
-	if (c->experts) {
-		draw_experts(draw, c, layer);
-	}
-}
-
-size_t kve_weights_count(const kve_config_t *config)
-{
-	return 2 * (size_t)config->vocab * config->hidden + config->hidden + config->layers * layer_floats(config);
+	return KV_OK;
 }
 
 kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config)
 {
-	const size_t table = (size_t)config->vocab * config->hidden;
-	draw_t draw = {.state = config->seed};
 	kve_weights_t w = {.count = kve_weights_count(config)};
+	drawing_t drawing = {&w, config->seed};
 
 	if (kve_config_check(config, NULL) != KV_OK) {
 		return KV_ERR_ARG;
 	}
 
-	w.layers = calloc(config->layers, sizeof *w.layers);
+	w.layers = calloc(config->layers + 1, sizeof *w.layers); /* one more: what is no layer's names it */
 	if (!w.layers) {
 		return KV_ERR_NOMEM;
 	}
@@ -119,15 +219,10 @@ kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config)
 		kve_weights_fini(&w);
 		return KV_ERR_NOMEM;
 	}
-
-	draw.next = w.memory;
-	w.embedding = tensor(&draw, table, 0.0f, 1.0f);
 	for (uint32_t l = 0; l < config->layers; l++) {
 		w.layers[l].experts = config->experts ? w.experts + (size_t)l * config->experts : NULL;
-		draw_layer(&draw, config, &w.layers[l]);
 	}
-	w.final_norm = tensor(&draw, config->hidden, 1.0f, 0.1f);
-	w.head = matrix(&draw, config->hidden, config->vocab, GAIN_HEAD);
+	(void)kve_weights_walk(config, draw_tensor, &drawing);
 	*weights = w;
 
 	return KV_OK;

@@ -4,6 +4,7 @@
 
 #include "kv/system.h"
 #include "kve/parallel.h"
+#include "kvk/gpu.h"
 
 #include <getopt.h>
 #include <stdlib.h>
@@ -15,6 +16,8 @@
 #define EXIT_WRITE     74
 #define FLUSH_MS       10000u
 
+typedef enum device { DEVICE_NONE, DEVICE_CPU, DEVICE_GPU } device_t;
+
 typedef struct options {
 	workload_options_t workload;
 	const char *socket;
@@ -25,6 +28,8 @@ typedef struct options {
 	const kve_config_t *model;
 	kve_config_t file; /* of --config */
 	kve_dbo_config_t parallel;
+	kve_devices_config_t devices;
+	device_t device;
 	int no_cache;
 	int json;
 	int header;
@@ -32,12 +37,15 @@ typedef struct options {
 
 static const char usage_text[] =
 	"usage: kve-chat [options]\n"
-	"A seeded chat of several users on a small transformer (CPU, fp32, bit-identical on every machine).\n"
+	"A seeded chat of several users on a small transformer (on the CPU in fp32: bit-identical on every machine).\n"
 	"  --socket PATH            kvd's socket (default $KVD_SOCKET, else /run/kvd/default.sock)\n"
 	"  --no-cache               compute everything, without kvd\n"
 	"  --model dense|moe        a dense model (the default), or one of experts\n"
 	"  --config FILE            a model of this shape: a config.json of Qwen3 or Qwen3-MoE; weights come from its \"seed\"\n"
 	"  --data-parallel-size N   ranks with requests and caches of their own (default 1); conversations take turns\n"
+	"  --bf16 cpu|gpu           compute in BF16, on GPUs or by the twins of their kernels; with --model moe or a file\n"
+	"  --gpus N                 GPUs; rank r has number r % N (default 1)\n"
+	"  --link peer|host|host-kernels  how rows get to other ranks with --bf16 (default peer)\n"
 	"  --enable-expert-parallel  ranks have the experts between them; without it N is 1\n"
 	"  --enable-dbo             dual batch overlap: a step of two microbatches, one computes while the other's rows travel\n"
 	"  --dbo-decode-token-threshold N, --dbo-prefill-token-threshold N\n"
@@ -56,6 +64,9 @@ enum {
 	OPT_MODEL,
 	OPT_CONFIG,
 	OPT_DATA_PARALLEL_SIZE,
+	OPT_BF16,
+	OPT_GPUS,
+	OPT_LINK,
 	OPT_EXPERT_PARALLEL,
 	OPT_DBO,
 	OPT_DBO_DECODE,
@@ -83,6 +94,9 @@ static const struct option long_options[] = {
 	{"model", required_argument, NULL, OPT_MODEL},
 	{"config", required_argument, NULL, OPT_CONFIG},
 	{"data-parallel-size", required_argument, NULL, OPT_DATA_PARALLEL_SIZE},
+	{"bf16", required_argument, NULL, OPT_BF16},
+	{"gpus", required_argument, NULL, OPT_GPUS},
+	{"link", required_argument, NULL, OPT_LINK},
 	{"enable-expert-parallel", no_argument, NULL, OPT_EXPERT_PARALLEL},
 	{"enable-dbo", no_argument, NULL, OPT_DBO},
 	{"dbo-decode-token-threshold", required_argument, NULL, OPT_DBO_DECODE},
@@ -133,9 +147,43 @@ static int read_config(options_t *o, const char *path)
 	return 0;
 }
 
+/* The number of a word in a list that ends with NULL; -1: it is not there. */
+static int find_word(const char *const *words, const char *word)
+{
+	for (int i = 0; words[i]; i++) {
+		if (strcmp(words[i], word) == 0) {
+			return i;
+		}
+	}
+
+	return -1;
+}
+
+static int set_device(options_t *o, int code, const char *value)
+{
+	static const char *const devices[] = {"cpu", "gpu", NULL}, *const links[] = {"peer", "host", "host-kernels",
+										     NULL};
+	const int word = find_word(code == OPT_BF16 ? devices : links, value);
+
+	if (code == OPT_GPUS) {
+		return parse_number(value, &o->devices.gpus);
+	}
+	if (code == OPT_BF16) {
+		o->device = word == 0 ? DEVICE_CPU : DEVICE_GPU;
+	} else {
+		o->devices.link = (kvk_ep_link_kind_t)word;
+	}
+
+	return word < 0 ? -1 : 0;
+}
+
 static int set_text(options_t *o, int code, const char *value)
 {
 	switch (code) {
+	case OPT_BF16:
+	case OPT_GPUS:
+	case OPT_LINK:
+		return set_device(o, code, value);
 	case OPT_CONFIG:
 		return read_config(o, value);
 	case OPT_MODEL:
@@ -228,6 +276,10 @@ static const char *find_fault_of_ranks(const options_t *o)
 	}
 	if (p->expert_parallel && o->model->groups % p->data_parallel != 0) {
 		return "--data-parallel-size does not divide the model's groups of experts";
+	}
+
+	if (o->device && kve_devices_fault_of_shape(o->model)) {
+		return kve_devices_fault_of_shape(o->model);
 	}
 
 	return kve_dbo_check(p);
@@ -452,32 +504,32 @@ static void complain_of_memory(const kve_parallel_config_t *config)
 		      gib * (double)kve_weights_count(model), gib * cache);
 }
 
-static int run(const options_t *o, report_t *report)
+/* Returns 0, or the exit status. */
+static int open_devices(const options_t *o, kve_devices_t **p_devices)
 {
-	const kve_parallel_config_t config = {
-		.engine = {.model = *o->model,
-			   .cache_blocks = 512,
-			   .max_running = 8,
-			   .store = !o->no_cache,
-			   .socket = o->socket,
-			   .program = "kve-chat"},
-		.ranks = o->parallel.data_parallel,
-		.dbo = o->parallel,
-	};
-	kve_parallel_t *ranks;
-	uint32_t unsaved = 0;
-	const kv_status_t status = kve_parallel_create(&config, &ranks);
+	kve_devices_config_t config = o->devices;
+	kv_status_t status = KV_OK;
 
-	if (status == KV_ERR_NOMEM) {
-		complain_of_memory(&config);
-	} else if (status != KV_OK) {
-		(void)fputs("kve-chat: the engine cannot be created\n", stderr);
+	config.ranks = o->parallel.data_parallel;
+	*p_devices = NULL;
+	if (o->device) {
+		status = o->device == DEVICE_GPU ? kve_devices_open_gpus(&config, p_devices)
+						 : kve_devices_open_twins(&config, p_devices);
 	}
 	if (status != KV_OK) {
+		fprintf(stderr, "kve-chat: --bf16: %s\n",
+			o->device == DEVICE_GPU ? kvk_gpu_last_error() : kv_status_text(status));
 		return EXIT_SETUP;
 	}
+
+	return 0;
+}
+
+static int talk(const options_t *o, report_t *report, kve_parallel_t *ranks)
+{
+	uint32_t unsaved = 0;
+
 	if (run_chat(ranks, &o->workload, report) != 0) {
-		kve_parallel_destroy(ranks);
 		return EXIT_USAGE;
 	}
 	for (uint32_t r = 0; r < kve_parallel_ranks(ranks); r++) {
@@ -488,9 +540,46 @@ static int run(const options_t *o, report_t *report)
 	}
 	report_end(report);
 	print_report(o, report, ranks);
-	kve_parallel_destroy(ranks);
 
 	return report->different ? EXIT_DIFFERENT : 0;
+}
+
+static int run(const options_t *o, report_t *report)
+{
+	kve_devices_t *devices;
+	int rc = open_devices(o, &devices);
+	const kve_parallel_config_t config = {
+		.engine = {.model = *o->model,
+			   .cache_blocks = o->device == DEVICE_GPU ? 4096 : 512,
+			   .max_running = 8,
+			   .devices = devices,
+			   .store = !o->no_cache,
+			   .socket = o->socket,
+			   .program = "kve-chat"},
+		.ranks = o->parallel.data_parallel,
+		.dbo = o->parallel,
+	};
+	kve_parallel_t *ranks;
+	kv_status_t status;
+
+	if (rc != 0) {
+		return rc;
+	}
+	status = kve_parallel_create(&config, &ranks);
+	if (status == KV_OK) {
+		rc = talk(o, report, ranks);
+		kve_parallel_destroy(ranks);
+	} else {
+		rc = EXIT_SETUP;
+		if (status == KV_ERR_NOMEM) {
+			complain_of_memory(&config);
+		} else {
+			(void)fputs("kve-chat: the engine cannot be created\n", stderr);
+		}
+	}
+	kve_devices_close(devices);
+
+	return rc;
 }
 
 int main(int argc, char **argv)

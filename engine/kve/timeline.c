@@ -1,6 +1,9 @@
 /* A timeline in two forms. */
 #include "timeline.h"
 
+#include "command.h"
+
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -89,4 +92,21 @@ void timeline_trace(const timeline_t *t, FILE *out)
 			item->microbatch, i + 1 < t->n ? "," : "");
 	}
 	fprintf(out, "]}\n");
+}
+
+int timeline_write(const timeline_t *timeline, const char *path)
+{
+	FILE *file = fopen(path, "w");
+	int failed = !file;
+
+	if (file) {
+		timeline_trace(timeline, file);
+		failed = ferror(file);
+		failed |= fclose(file) != 0;
+	}
+	if (failed) {
+		fprintf(stderr, "kve: --timeline %s: %s\n", path, strerror(errno));
+	}
+
+	return failed ? EXIT_WRITE : 0;
 }

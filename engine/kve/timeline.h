@@ -16,5 +16,7 @@ typedef struct timeline {
 void timeline_print(const timeline_t *timeline, FILE *out);
 /* JSON of Chrome's trace format: streams as rows, microbatches as colours. */
 void timeline_trace(const timeline_t *timeline, FILE *out);
+/* The trace as a file. Returns 0, or EXIT_WRITE: said on standard error. */
+int timeline_write(const timeline_t *timeline, const char *path);
 
 #endif

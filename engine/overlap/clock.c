@@ -82,6 +82,17 @@ static uint64_t sum_hidden(const kve_overlap_item_t *items, uint32_t n, const kv
 	return hidden;
 }
 
+void kve_clock_measure(const kve_overlap_item_t *items, uint32_t n, const kve_clock_interval_t *intervals,
+		       kve_clock_result_t *result)
+{
+	*result = (kve_clock_result_t){.hidden = sum_hidden(items, n, intervals)};
+	for (uint32_t i = 0; i < n; i++) {
+		*(is_transport(items[i].phase) ? &result->transport : &result->compute) +=
+			intervals[i].end - intervals[i].start;
+		result->makespan = intervals[i].end > result->makespan ? intervals[i].end : result->makespan;
+	}
+}
+
 void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_costs_t *costs,
 		   kve_clock_interval_t *intervals, kve_clock_result_t *result)
 {
@@ -89,14 +100,7 @@ void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_
 	run_t run = {.costs = costs, .intervals = intervals};
 
 	(void)kve_overlap_run(items, n, &ops, &run);
-	*result = (kve_clock_result_t){0};
-	for (uint32_t i = 0; i < n; i++) {
-		*(is_transport(items[i].phase) ? &result->transport : &result->compute) += costs->of[items[i].phase];
-	}
-	for (uint32_t s = 0; s < KVE_STREAMS; s++) {
-		result->makespan = run.streams[s] > result->makespan ? run.streams[s] : result->makespan;
-	}
-	result->hidden = sum_hidden(items, n, intervals);
+	kve_clock_measure(items, n, intervals, result);
 }
 
 uint64_t kve_clock_bound(const kve_clock_result_t *result)

@@ -23,18 +23,13 @@ const char *kve_dbo_check(const kve_dbo_config_t *config)
 
 kve_dbo_step_t kve_dbo_decide(const kve_dbo_config_t *config, const kve_dbo_count_t *counts, uint32_t ranks)
 {
-	const kve_dbo_step_t whole = {.mode = KVE_OVERLAP_SEQ};
 	uint32_t most = 0, least = UINT32_MAX;
+	int all_may = config->enabled && ranks > 1;
 
-	if (!config->enabled || ranks < 2) {
-		return whole;
-	}
 	for (uint32_t r = 0; r < ranks; r++) {
 		const uint32_t tokens = counts[r].tokens;
 
-		if (tokens < (counts[r].prefill ? config->prefill_threshold : config->decode_threshold)) {
-			return whole;
-		}
+		all_may &= tokens >= (counts[r].prefill ? config->prefill_threshold : config->decode_threshold);
 		most = tokens > most ? tokens : most;
 		least = tokens < least ? tokens : least;
 	}
@@ -42,11 +37,11 @@ kve_dbo_step_t kve_dbo_decide(const kve_dbo_config_t *config, const kve_dbo_coun
 	/* All ranks split at one place, so that their microbatches are alike. */
 	const uint32_t split = most / KVE_MAX_MICROBATCHES;
 
-	if (split == 0 || split >= least) {
-		return whole;
+	if (!all_may || split == 0 || split >= least) {
+		return (kve_dbo_step_t){.mode = KVE_OVERLAP_SEQ, .most = most};
 	}
 
-	return (kve_dbo_step_t){.mode = KVE_OVERLAP_DBO, .padded = most, .split = split};
+	return (kve_dbo_step_t){.mode = KVE_OVERLAP_DBO, .most = most, .split = split};
 }
 
 void kve_dbo_part(const kve_dbo_step_t *step, uint32_t tokens, uint32_t microbatch, uint32_t *p_first, uint32_t *p_n)

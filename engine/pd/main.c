@@ -189,7 +189,7 @@ static int run_requests(kve_engine_t *engine, const options_t *o, uint32_t *toke
 				}
 			}
 		}
-		(void)kve_engine_step(engine);
+		(void)kve_engine_step(engine, NULL);
 	}
 
 	return 0;

@@ -9,11 +9,23 @@ typedef struct kve_cache {
 	uint32_t ranks;
 	kvk_paged_t paged[KVE_MAX_RANKS];           /* what a connector is told; base points below */
 	void *base[KVE_MAX_RANKS * KVE_MAX_LAYERS]; /* of all layers of the first rank, then of the next */
-	void *memory;
-	uint8_t *held;      /* [blocks]: 1 while a request has it */
-	uint32_t *free_ids; /* stack; the first free_count entries are free */
+	void *memory;                               /* NULL: it is another's */
+	uint8_t *held;                              /* [blocks]: 1 while a request has it */
+	uint32_t *free_ids;                         /* stack; the first free_count entries are free */
 	uint32_t free_count;
 } kve_cache_t;
+
+typedef struct kve_cache_shape {
+	const kve_config_t *config;
+	uint32_t blocks, ranks; /* of attention: kve_config_rank() */
+	kvk_dtype_t dtype;      /* F32 or BF16 */
+} kve_cache_shape_t;
+
+/* Bytes of all pages; 0: a bad shape. */
+size_t kve_cache_bytes(const kve_cache_shape_t *shape);
+/* A cache in these bytes, which may be a device's; they stay the caller's and are not touched. KV_ERR_ARG,
+ * KV_ERR_NOMEM. */
+kv_status_t kve_cache_init_at(kve_cache_t *cache, const kve_cache_shape_t *shape, void *memory);
 
 /* Zeroed cache of `blocks` blocks, for one rank. The struct must not move afterwards. KV_ERR_ARG: bad config or no
  * block. KV_ERR_NOMEM. */

@@ -24,6 +24,10 @@ typedef struct kve_clock_result {
 	uint64_t hidden;             /* transport's time under compute of the other microbatch */
 } kve_clock_result_t;
 
+/* What intervals that were measured come to: one an item, in the list's order, each stream's in the order of time. */
+void kve_clock_measure(const kve_overlap_item_t *items, uint32_t n, const kve_clock_interval_t *intervals,
+		       kve_clock_result_t *result);
+
 /* Run the list; intervals: one an item. */
 void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_costs_t *costs,
 		   kve_clock_interval_t *intervals, kve_clock_result_t *result);

@@ -31,8 +31,8 @@ typedef struct kve_dbo_count {
 
 typedef struct kve_dbo_step {
 	kve_overlap_mode_t mode;
-	uint32_t padded; /* DBO: each rank's tokens with padding, which all have alike; the padding is at the end */
-	uint32_t split;  /* DBO: the leading microbatch has the tokens [0, split), the other one the rest        */
+	uint32_t most;  /* tokens of a rank, at most; with padding at the end all have as many; 0: it is not known */
+	uint32_t split; /* DBO: the leading microbatch has the tokens [0, split), the other one the rest        */
 } kve_dbo_step_t;
 
 /* DBO if each rank has as many tokens as its threshold, and none has padding alone in its second microbatch. */

@@ -24,14 +24,16 @@ typedef struct kve_engine_config {
 	kve_group_t *group; /* borrowed: this engine is one of its ranks; NULL: it is alone */
 	uint32_t rank;      /* its number there */
 	uint32_t cache_blocks;
-	uint32_t max_running; /* requests computed together: 1 to KVE_MAX_ROWS / 2 */
-	int store;            /* 0: no kvd, everything is computed */
-	const char *socket;   /* of kvd; NULL: the usual one */
-	const char *program;  /* shown by kvctl; NULL: the process name */
-	uint32_t load_ms;     /* deadline of a load; 0: libkvx' default */
-	uint32_t attach_ms;   /* longest wait for a kvd that is there, when the engine is made; 0: libkvx' default */
-	const char *peer;     /* of kvd: its node has the engine that sends; NULL: this one's */
-	uint32_t ranks;       /* tensor parallel ranks, each with a cache of its own; 0: one */
+	uint32_t max_running; /* requests computed together: 1 to half of kve_group_max_rows(), and to KVE_MAX_SPANS */
+	kve_devices_t *devices; /* borrowed, without a group: one, to compute on in BF16; NULL: in fp32 on the CPU */
+	uint32_t max_rows;      /* with devices: kve_group_config_t */
+	int store;              /* 0: no kvd, everything is computed */
+	const char *socket;     /* of kvd; NULL: the usual one */
+	const char *program;    /* shown by kvctl; NULL: the process name */
+	uint32_t load_ms;       /* deadline of a load; 0: libkvx' default */
+	uint32_t attach_ms;     /* longest wait for a kvd that is there, when the engine is made; 0: libkvx' default */
+	const char *peer;       /* of kvd: its node has the engine that sends; NULL: this one's */
+	uint32_t ranks;         /* tensor parallel ranks, each with a cache of its own; 0: one */
 } kve_engine_config_t;
 
 typedef enum kve_state { KVE_WAITING, KVE_LOADING, KVE_PREFILL, KVE_DECODE, KVE_DONE } kve_state_t;
@@ -75,7 +77,7 @@ typedef struct kve_ask {
 	uint32_t handover_ms;    /* longest wait for the other engine; 0: libkvx' default */
 } kve_ask_t;
 
-/* KV_ERR_ARG, KV_ERR_NOMEM. An absent daemon is no error. */
+/* KV_ERR_ARG, KV_ERR_NOMEM; KV_ERR_IO: a device. An absent daemon is no error. */
 kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **p_engine);
 /* Abort everything; requests not released yet are freed too. NULL is fine. */
 void kve_engine_destroy(kve_engine_t *engine);
@@ -83,13 +85,11 @@ void kve_engine_destroy(kve_engine_t *engine);
 /* Queue a request; it is the engine's until kve_engine_release(). KV_ERR_ARG: a token, a length, a transfer id, or more
  * blocks than the cache has. KV_ERR_NOMEM. */
 kv_status_t kve_engine_submit(kve_engine_t *engine, const kve_ask_t *ask, kve_request_t **p_request);
-/* One step of an engine that is alone: move loads and saves on, admit, compute one batch. Returns the number of
- * requests that are not DONE. */
-uint32_t kve_engine_step(kve_engine_t *engine);
-/* The same of a rank among others, which all take it together. *p_unfinished: requests of all ranks that were not DONE
- * before they computed, the same on each. KV_ERR_TIMEOUT: a rank has not come (kve_engine_lost()); that was the last
- * step. */
-kv_status_t kve_engine_step_together(kve_engine_t *engine, uint32_t *p_unfinished);
+/* One step: move loads and saves on, admit, compute one batch. Of a rank among others, which all take it together.
+ * *p_unfinished (may be NULL): the requests that are not DONE; among others those of all ranks that were not before
+ * they computed, the same on each. KV_ERR_TIMEOUT: a rank has not come (kve_engine_lost()); KV_ERR_IO: a device has
+ * failed. That was the last step, and requests stay as they are. */
+kv_status_t kve_engine_step(kve_engine_t *engine, uint32_t *p_unfinished);
 /* Leave the others: their next step ends. */
 void kve_engine_abandon(kve_engine_t *engine);
 /* The ranks that have not come, a bit each. */

@@ -36,6 +36,43 @@ typedef struct kve_weights {
 	size_t count;          /* floats                          */
 } kve_weights_t;
 
+/* ---- their order ------------------------------------------------------------------------------ */
+
+typedef enum kve_tensor_name {
+	KVE_EMBEDDING, /* [vocab][hidden], rows behind each other */
+	KVE_ATTENTION_NORM,
+	KVE_Q,
+	KVE_K,
+	KVE_V,
+	KVE_O,
+	KVE_MLP_NORM,
+	KVE_GATE,
+	KVE_UP,
+	KVE_DOWN,
+	KVE_Q_NORM,
+	KVE_K_NORM,
+	KVE_ROUTER,
+	KVE_EXPERT_GATE,
+	KVE_EXPERT_UP,
+	KVE_EXPERT_DOWN,
+	KVE_FINAL_NORM,
+	KVE_HEAD,
+} kve_tensor_name_t;
+
+/* Its value number i is middle + width * u, u between -1 and 1 and drawn from the seed by the number first + i alone;
+ * of a matrix in the order of kve_matrix_t. */
+typedef struct kve_tensor {
+	kve_tensor_name_t name;
+	uint32_t layer, expert; /* that it belongs to, if any */
+	uint32_t in, out;       /* in 0: a vector */
+	float middle, width;
+	uint64_t first;
+} kve_tensor_t;
+
+/* Called for each tensor in order; what is not KV_OK ends the walk and is its result. */
+typedef kv_status_t (*kve_tensor_visit_t)(void *ctx, const kve_tensor_t *tensor);
+kv_status_t kve_weights_walk(const kve_config_t *config, kve_tensor_visit_t visit, void *ctx);
+
 /* Floats of all weights of a configuration that kve_config_check() lets pass. */
 size_t kve_weights_count(const kve_config_t *config);
 /* Draw all weights. Their scale puts the network where small differences grow from layer to layer, so that the output
