@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make demo-moe: a small mixture of experts on several ranks: each has requests and a cache of its own, tokens travel to the experts and back, and the KV is in kvd.
+# make demo-moe: a small mixture of experts on several ranks: each has requests and a cache of its own, tokens travel to the experts and back, and the KV is in kvd. In fp32, then in BF16.
 #   scripts/demo_moe.sh [BUILD_DIR]      SEED=1 (of the chat)
 # Everything lives in a temporary directory and is gone afterwards. Exit 1: an answer differs from the run on one rank without any cache, or a check fails.
 demo="demo-moe" # of the frame
@@ -12,6 +12,14 @@ moe() {
 	chat --model moe --data-parallel-size "$1" --enable-expert-parallel --phase "$2" "${@:3}"
 	report -v what=last
 	report -v what=ranks
+}
+
+# bf16 RANKS PHASE OPTION...: the same model in BF16, by the twins of the GPU's kernels; a shorter chat, with results of its own
+bf16() {
+	"$build/bin/kve-chat" --seed "$seed" --json --model moe --bf16 cpu --users 4 --branches 0 --turns 3 --data-parallel-size "$1" --enable-expert-parallel \
+		--phase "$2" "${@:3}" >>"$dir/bf16"
+	awk -v what=last -f scripts/demo-report.awk "$dir/bf16"
+	awk -v what=ranks -f scripts/demo-report.awk "$dir/bf16"
 }
 
 say "A mixture of 32 experts, 4 a token, on the CPU answers the 42 requests of a chat, seed $seed. Each phase is a new engine process."
@@ -27,6 +35,13 @@ kill -9 "$(daemon_pid)"
 moe 4 "four ranks, DBO" --socket "$socket" --reference "$dir/reference" --enable-dbo --dbo-decode-token-threshold 2 --dbo-prefill-token-threshold 2
 report -v what=overlap || fail "no step was made in two microbatches"
 served
+say "4. The same model in BF16, as GPUs compute it, here by the twins of their kernels: one rank without kvd."
+bf16 1 "BF16, without kvd" --no-cache --write-reference "$dir/reference-bf16"
+say "   Two ranks with kvd, whose blocks in fp32 are another model's; then again, in two microbatches."
+bf16 2 "BF16, two ranks" --socket "$socket" --reference "$dir/reference-bf16"
+bf16 2 "BF16, again" --socket "$socket" --reference "$dir/reference-bf16" --enable-dbo --dbo-decode-token-threshold 2 --dbo-prefill-token-threshold 2
+awk -v what=overlap -f scripts/demo-report.awk "$dir/bf16" || fail "no step in BF16 was made in two microbatches"
+awk -v what=verdict -f scripts/demo-report.awk "$dir/bf16" || fail "nothing was found in BF16, or an answer differs"
 check_daemon ""
 say "Time to the first token, median, of prompts that were mostly found:"
 report -v what=chart -v 'block=#'

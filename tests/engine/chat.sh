@@ -59,7 +59,7 @@ cat >"$dir/config.json" <<-'END'
 	 "num_hidden_layers": 4,
 	 "num_attention_heads": 4,
 	 "num_key_value_heads": 2,
-	 "head_dim": 48,
+	 "head_dim": 64,
 	 "max_position_embeddings": 4099,
 	 "rope_theta": 10000.0,
 	 "rms_norm_eps": 1e-05,

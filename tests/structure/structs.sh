@@ -5,7 +5,7 @@ fixed="
 kv_key kvc_key kvc_chain kvc_handle     plain values, which callers copy and send
 kv_slice                                a plain value
 kvc_group_info kvc_writer               passed in arrays
-kvx_worker_group kvk_range              likewise
+kvx_worker_group kvk_range kvx_device   likewise
 kvc_key_source kvx_hashes               a function with its context
 kvc_memory                              what the library passes to a function of the caller
 kvk_layout kvk_geometry kvk_paged       of the kernels: compiled into both sides of a copy

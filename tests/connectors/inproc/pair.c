@@ -1,4 +1,5 @@
 #include "connectors/inproc/pair.h"
+#include "connectors/worker/wr_device.h"
 #include "engine/check.h"
 #include "kv_test.h"
 
@@ -14,6 +15,8 @@ static const side_shape_t usual = {.kind = KVK_PAGED_KV_TOKEN_HEAD,
 				   .payload = PAIR_PAYLOAD,
 				   .stride = PAIR_PAYLOAD};
 
+static uint32_t opened; /* sides */
+
 /* ---- a side ---------------------------------------------------------------------------------- */
 
 static void describe(side_t *side, const char *model)
@@ -21,8 +24,11 @@ static void describe(side_t *side, const char *model)
 	const side_shape_t *shape = &side->shape;
 
 	for (uint32_t l = 0; l < PAIR_LAYERS; l++) {
-		side->base[l] = calloc(PAIR_BLOCKS, shape->stride);
+		const size_t bytes = (size_t)PAIR_BLOCKS * shape->stride;
+
+		side->base[l] = side->host ? malloc(bytes) : wr_device_alloc(bytes);
 		assert_non_null(side->base[l]);
+		memset(side->base[l], 0, bytes); /* memory of the fake device is host memory */
 	}
 	side->layout = (kvk_layout_t){.heads = shape->heads,
 				      .layers = PAIR_LAYERS,
@@ -47,22 +53,43 @@ static void describe(side_t *side, const char *model)
 		.struct_size = sizeof side->identity, .model = model, .weights = "w", .dtype = "f32", .rope = "none"};
 }
 
-void side_open(side_t *side, const char *socket, side_options_t options)
+static void start_device(void)
+{
+	if (opened++ == 0) {
+		wr_device_start(1);
+	}
+}
+
+static void stop_device(void)
+{
+	if (--opened == 0) {
+		wr_device_stop();
+	}
+}
+
+static void attach(side_t *side, const char *socket, const side_options_t *options)
 {
 	const kvx_config_t config = {.struct_size = sizeof config,
-				     .roles = options.roles ? options.roles : KVX_BOTH,
+				     .roles = options->roles ? options->roles : KVX_BOTH,
 				     .socket = socket,
 				     .identity = &side->identity,
 				     .layout = &side->layout,
 				     .paged = &side->paged,
 				     .load_ms = PAIR_MS,
 				     .save_ms = PAIR_MS,
-				     .attach_ms = options.attach_ms ? options.attach_ms : PAIR_MS,
-				     .buffer_bytes = options.buffer_bytes};
+				     .attach_ms = options->attach_ms ? options->attach_ms : PAIR_MS,
+				     .buffer_bytes = options->buffer_bytes,
+				     .devices = options->host ? NULL : wr_device_front()};
 
-	*side = (side_t){.shape = options.shape ? *options.shape : usual};
-	describe(side, options.model ? options.model : "pair");
 	assert_int_equal(kvx_attach(&config, &side->kvx), KVC_OK);
+}
+
+void side_open(side_t *side, const char *socket, side_options_t options)
+{
+	start_device();
+	*side = (side_t){.shape = options.shape ? *options.shape : usual, .host = options.host, .opened = 1};
+	describe(side, options.model ? options.model : "pair");
+	attach(side, socket, &options);
 	if (!options.attach_ms) {
 		side_await_ready(side);
 	}
@@ -81,11 +108,19 @@ kvc_identity_t side_identity(side_t *side)
 
 void side_close(side_t *side)
 {
+	if (!side->opened) {
+		return;
+	}
 	kvx_detach(side->kvx);
 	for (uint32_t l = 0; l < PAIR_LAYERS; l++) {
-		free(side->base[l]);
+		if (side->host) {
+			free(side->base[l]);
+		} else {
+			wr_device_free(side->base[l]);
+		}
 	}
 	*side = (side_t){0};
+	stop_device();
 }
 
 void side_await_ready(side_t *side)
@@ -163,9 +198,14 @@ void side_compute(side_t *side, const pair_prompt_t *prompt, uint32_t from, uint
 
 int side_holds(const side_t *side, const pair_prompt_t *prompt, uint32_t n)
 {
+	return side_holds_between(side, prompt, 0, n);
+}
+
+int side_holds_between(const side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to)
+{
 	uint8_t expected[1024];
 
-	for (uint32_t i = 0; i < n * 2u * PAIR_LAYERS; i++) {
+	for (uint32_t i = from * 2u * PAIR_LAYERS; i < to * 2u * PAIR_LAYERS; i++) {
 		const uint32_t token = i / (2u * PAIR_LAYERS), part = i % (2u * PAIR_LAYERS);
 		const token_t at = token_at(side, prompt, token, part);
 

@@ -29,6 +29,7 @@ typedef struct side_options {
 	const side_shape_t *shape;
 	uint64_t buffer_bytes; /* for what kvx_insert() keeps */
 	uint32_t attach_ms;    /* 0: until it is attached */
+	int host;              /* the cache is in host memory, wherever those of others are (worker/wr_device.h) */
 } side_options_t;
 
 /* An engine. */
@@ -40,6 +41,7 @@ typedef struct side {
 	kvk_layout_t layout;
 	kvk_paged_t paged;
 	void *base[PAIR_LAYERS];
+	int host, opened;
 } side_t;
 
 void side_open(side_t *side, const char *socket, side_options_t options);
@@ -61,6 +63,8 @@ void pair_prompt_init(pair_prompt_t *prompt, uint32_t conversation, uint32_t n_t
 void side_compute(side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to);
 /* The KV of the prompt's first n tokens is in the cache, to the last byte. */
 int side_holds(const side_t *side, const pair_prompt_t *prompt, uint32_t n);
+/* The same of tokens [from, to). */
+int side_holds_between(const side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to);
 /* Nothing was ever written to the blocks of the prompt from token n on. */
 int side_is_untouched(const side_t *side, const pair_prompt_t *prompt, uint32_t n);
 

@@ -21,6 +21,15 @@
 #define ENGINE_BLOCKS 256u
 #define MS            UINT64_C(1000000)
 
+static uint32_t advance(kve_engine_t *engine)
+{
+	uint32_t unfinished = 0;
+
+	assert_int_equal(kve_engine_step(engine, &unfinished), KV_OK);
+
+	return unfinished;
+}
+
 static uint64_t now_ns(void)
 {
 	return kv_now_ns(&kv_env_posix);
@@ -128,7 +137,7 @@ static void run_turn(kve_engine_t *engine, talk_t *talks, uint32_t turn, trouble
 
 		assert_int_equal(kve_engine_submit(engine, &ask, &requests[u]), KV_OK);
 	}
-	while (kve_engine_step(engine) > 0) {
+	while (advance(engine) > 0) {
 		if (trouble) {
 			trouble->happen(trouble, engine);
 		}
@@ -244,7 +253,7 @@ KV_TEST(a_flush_waits_for_the_saves_of_running_requests_too)
 	append_random(tokens, &n, 51, 600);
 	assert_int_equal(kve_engine_submit(engine, &ask, &request), KV_OK);
 	while (request->state != KVE_DECODE) {
-		(void)kve_engine_step(engine);
+		(void)advance(engine);
 	}
 	assert_int_equal(kve_engine_flush(engine, 5000), 0);
 	assert_int_equal(stats_of(engine).saves, 1);
@@ -267,7 +276,7 @@ static void abort_one(trouble_t *trouble, kve_engine_t *engine)
 		return;
 	}
 	for (uint32_t steps = below(&trouble->seed, 12); steps > 0 && request->state != KVE_DONE; steps--) {
-		(void)kve_engine_step(engine);
+		(void)advance(engine);
 	}
 	kve_engine_release(engine, request);
 }
@@ -667,7 +676,7 @@ static void tell_alone(story_t *stories, uint32_t n)
 	for (uint32_t i = 0; i < n; i++) {
 		kve_request_t *request = submit(engine, &stories[i], KVE_KEEP, stories[i].n_new);
 
-		while (kve_engine_step(engine) > 0) {
+		while (advance(engine) > 0) {
 		}
 		stories[i].hash = hash_of(request);
 		kve_engine_release(engine, request);
@@ -684,7 +693,7 @@ static void hand_over(kve_engine_t *producer, kve_engine_t *consumer, const stor
 		received[i] = submit(consumer, &stories[i], KVE_RECV, stories[i].n_new);
 		sent[i] = submit(producer, &stories[i], how, 1);
 	}
-	while (kve_engine_step(producer) + kve_engine_step(consumer) > 0) {
+	while (advance(producer) + advance(consumer) > 0) {
 	}
 	for (uint32_t i = 0; i < TOGETHER; i++) {
 		assert_true(hash_of(received[i]) == stories[i].hash);
@@ -754,15 +763,15 @@ KV_TEST(p7_a_lost_producer_changes_no_token)
 	assert_int_equal(kve_engine_submit(consumer, &ask, &never), KV_OK);
 	sent = submit(producer, &stories[0], KVE_SEND, 1);
 	while (half->recv.blocks == 0) {
-		(void)kve_engine_step(consumer);
+		(void)advance(consumer);
 		if (sent->n_computed == 0) {
-			(void)kve_engine_step(producer); /* one chunk, which is not all */
+			(void)advance(producer); /* one chunk, which is not all */
 		}
 		(void)kvx_poll(kve_engine_store(producer), 1);
 	}
 	assert_true(half->state == KVE_LOADING && half->recv.tokens < PROMPT_MAX);
 	kve_engine_destroy(producer);
-	while (kve_engine_step(consumer) > 0) {
+	while (advance(consumer) > 0) {
 	}
 	assert_true(hash_of(half) == stories[0].hash && hash_of(never) == stories[1].hash);
 	assert_int_equal(half->recv.cause, KVC_ERR_ABORTED);
@@ -813,12 +822,12 @@ KV_TEST(p4_aborted_requests_give_their_blocks_back)
 			assert_int_equal(kve_engine_submit(engine, &ask, &requests[i]), KV_OK);
 		}
 		for (uint32_t steps = below(&seed, 6); steps > 0; steps--) {
-			(void)kve_engine_step(engine);
+			(void)advance(engine);
 		}
 		for (int i = 0; i < 5; i++) {
 			kve_engine_release(engine, requests[i]);
 		}
-		assert_int_equal(kve_engine_step(engine), 0);
+		assert_int_equal(advance(engine), 0);
 		assert_int_equal(kve_engine_free_blocks(engine), 32);
 	}
 	kve_engine_destroy(engine);
@@ -839,10 +848,10 @@ KV_TEST(p5_a_long_request_is_not_overtaken_for_ever)
 		if (step == 0) {
 			assert_int_equal(kve_engine_submit(engine, &large, &waits), KV_OK);
 		}
-		(void)kve_engine_step(engine);
+		(void)advance(engine);
 	}
 	assert_int_equal(waits->state, KVE_DONE);
-	while (kve_engine_step(engine) > 0) {
+	while (advance(engine) > 0) {
 	}
 	for (uint32_t step = 0; step < STEPS; step++) {
 		assert_int_equal(requests[step]->state, KVE_DONE);

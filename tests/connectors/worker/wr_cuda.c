@@ -64,6 +64,15 @@ void wr_device_config(kvx_worker_config_t *config)
 	config->image = fake_cuda_image();
 }
 
+const kvx_device_t *wr_device_front(void)
+{
+	static kvx_device_t front;
+
+	front = (kvx_device_t){.stream = compute, .cuda = fake_cuda_ops(), .image = fake_cuda_image()};
+
+	return &front;
+}
+
 void wr_device_set_stream(kvx_worker_t *worker, int second)
 {
 	compute = streams[second];

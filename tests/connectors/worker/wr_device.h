@@ -3,6 +3,7 @@
 #ifndef TESTS_CONNECTORS_WR_DEVICE_H
 #define TESTS_CONNECTORS_WR_DEVICE_H
 
+#include "kvx.h"
 #include "kvx_worker.h"
 
 /* Before the first worker, after the last. A test may do the first itself, with a seed. */
@@ -14,6 +15,8 @@ uint8_t *wr_device_alloc(size_t bytes);
 void wr_device_free(uint8_t *memory);
 /* Say where the cache is. The engine has two streams. */
 void wr_device_config(kvx_worker_config_t *config);
+/* The same for kvx_attach(); NULL: host memory. Valid until the next call. */
+const kvx_device_t *wr_device_front(void);
 void wr_device_set_stream(kvx_worker_t *worker, int second); /* where its kernels go from now on */
 /* What a kernel of the engine does: now, or when its stream comes to it. args is freed. */
 void wr_device_call(void (*call)(void *args), void *args);

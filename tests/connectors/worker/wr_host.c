@@ -31,6 +31,11 @@ void wr_device_config(kvx_worker_config_t *config)
 	config->memory = KVX_MEMORY_HOST;
 }
 
+const kvx_device_t *wr_device_front(void)
+{
+	return NULL;
+}
+
 void wr_device_set_stream(kvx_worker_t *worker, int second)
 {
 	(void)worker;

@@ -7,7 +7,7 @@
 
 list_t make_list(kve_overlap_mode_t mode, uint32_t layers, int shared)
 {
-	const kve_dbo_step_t step = {.mode = mode, .padded = 9, .split = 4};
+	const kve_dbo_step_t step = {.mode = mode, .most = 9, .split = 4};
 	list_t list = {.shape = {mode, layers, shared}};
 
 	list.n = kve_overlap_count(&list.shape);

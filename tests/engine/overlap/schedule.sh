@@ -46,7 +46,7 @@ bad() {
 	grep -qF -e "$sentence" "$dir/err" || fail "another sentence for: $*"
 }
 bad 2 'the command is "schedule"'
-bad 2 'not "bench"' bench
+bad 2 'not "measure"' measure
 bad 2 '--layers is missing' schedule
 bad 2 '--combine is missing' schedule --layers 1 --attention 1 --experts 1 --dispatch 1
 bad 2 '`both` is not one of seq,dbo' schedule --mode both
