@@ -1,6 +1,6 @@
 #!/bin/bash
 # Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
-#   bench/gpu/run.sh part1|part2|all|right|gemm|kill|kvx|disk|probe|peer|ep [out]   parts and pieces: README.md
+#   bench/gpu/run.sh part1|part2|all|moe|right|gemm|kill|kvx|disk|probe|peer|ep|moe_engine [out]   parts and pieces: README.md
 #   bench/gpu/run.sh build   only build, to run elsewhere: the other parts build nothing when the programs are there
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
 # xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills, kvx and disk need a build of kvd: build/release, a bundle
@@ -29,19 +29,22 @@ build_all()
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
 		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_90,code=sm_90 "${include[@]}" -o "$build/ep.fatbin" kernels/ep/device/ep.cu
+	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_90a,code=sm_90a "${include[@]}" -o "$build/nn.fatbin" kernels/nn/device/nn.cu
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
 	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,map,status}.c common/wire/sock.c common/text/{text,utf8}.c common/option/units.c common/os/{cgroup,version,no_revision,refused}.c \
-		kernels/{layout,cpu,cuda,cuda/driver,ep}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
-		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\"" "-DKVK_EP_FATBIN=\"$(realpath "$build")/ep.fatbin\"" -ffp-contract=off
+		kernels/{layout,cpu,cuda,cuda/driver,ep,nn}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
+		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\"" "-DKVK_EP_FATBIN=\"$(realpath "$build")/ep.fatbin\"" "-DKVK_NN_FATBIN=\"$(realpath "$build")/nn.fatbin\"" -ffp-contract=off
 	done
 	c common/hash/digest_avx2.c -mavx2
 	c common/hash/digest_avx512.c -mavx512f -mavx512bw
 	gcc -O2 -w "${include[@]}" -c -o "$build/xxh.o" "$build/xxh.c"
-	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/tests_kernels_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread
+	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/tests_kernels_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread -lm
 	for file in gpu_copy gpu_probe gpu_ep; do
 		"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/$file" "bench/gpu/$file.cu" \
-			"$build"/{common,kernels}_*.o "$build"/bench_{harness,tools}.c.o "$build/xxh.o" -ldl -lpthread
+			"$build"/{common,kernels}_*.o "$build"/bench_{harness,tools}.c.o "$build/xxh.o" -ldl -lpthread -lm
 	done
+	"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/gpu_nn" bench/gpu/{gpu_nn,nn_product,nn_attention,nn_rows}.cu \
+		"$build"/{common,kernels}_*.o "$build"/bench_{harness,tools}.c.o "$build/xxh.o" -ldl -lpthread -lm
 }
 
 # At most this many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
@@ -110,6 +113,21 @@ disk() { with_kvd load_disk kvd-gpu-load; }
 kills() { with_kvd kill_loop kvd-gpu-kill; }
 gemm() { measured gemm 100 "$build/gpu_copy" gemm; }
 probe() { measured probe 60 "$build/gpu_probe" link host flag; }
+count_gpus() { nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true; }
+# Rows of moe.py, those named in MOE_ROWS or all.
+engine()
+{
+	limited 330 env LD_LIBRARY_PATH="$build/kvd/lib:$build/kvd/lib/cxx${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" python3 bench/gpu/moe.py --kve "$1" --gpus "$(count_gpus)" --out "$out" \
+		--rounds "$([ -z "$quick" ] && echo 20 || echo 3)" ${MOE_ROWS:-}
+}
+moe_engine() { with_kvd engine kve; }
+operations() { measured operations 150 "$build/gpu_nn" rows-right product-right attention-right product attention; }
+moe()
+{
+	operations
+	ep
+	moe_engine
+}
 ep() { measured ep 120 "$build/gpu_ep" right link host; }
 peer() { measured peer 200 "$build/gpu_copy" peer mapped; }
 
@@ -150,15 +168,15 @@ goals()
 }
 
 case $part in
-part1 | part2 | right | gemm | kvx | disk | probe | peer | ep | build) ;;
+part1 | part2 | right | gemm | kvx | disk | probe | peer | ep | moe | moe_engine | build) ;;
 kill) part=kills ;;
 all)
 	"$0" part1 "$out"
 	exec "$0" part2 "$out"
 	;;
-*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx, disk, probe, peer or ep" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx, disk, probe, peer, ep, moe or moe_engine" >&2 && exit 64 ;;
 esac
-if [ "$part" = build ] || [ ! -x "$build/gpu_ep" ]; then
+if [ "$part" = build ] || [ ! -x "$build/gpu_nn" ]; then
 	build_all
 fi
 [ "$part" != build ] || exit 0

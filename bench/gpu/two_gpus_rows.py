@@ -165,6 +165,11 @@ def of_runner(runner: int) -> list[Row]:
     ]
 
 
+def moe(name: str, what: str, seconds: int, rows: str) -> Row:
+    """Rows of moe.py."""
+    return Row(name, what, seconds, f"env MOE_ROWS='{rows}' bench/gpu/run.sh moe_engine {{out}}", harness("moe", lambda row: True), ("two GPUs", "kvd"))
+
+
 def checks(runner: int) -> list[Row]:
     v = f"v{runner}"
     return [
@@ -186,7 +191,7 @@ ROWS = [
     Row("ep-check", "correctness of the MoE slice on real peers: deaths and stops of a rank's process", code=EP),
     Row("ep-nvlink", "dispatch + combine over NVLink, H 2,048 and 7,168, 8 and 16 SMs, 4,096 tokens; the twin's bytes on real peers", 45, "bench/gpu/run.sh ep {out}", harness("ep", lambda row: True), GPU),
     Row("ep-nccl", "torch + NCCL all_to_all_single, rank-de-duplicated, same dtype, 128 / 4,096 tokens", code=EP),
-    Row("dbo-host", "DBO over `host` (a link a GPU), 8 layers, prefill 2,048 / 4,096 tokens a rank", code=EP),
-    Row("dbo-nvlink", "DBO over NVLink (bound 1.00 / 1.05)", code=EP),
-    Row("ep-prefill", "EP over two GPUs, 8 layers, prefill", code=EP),
+    moe("dbo-host", "DBO over `host` (a link a GPU), 8 layers, prefill 2,048 / 4,096 tokens a rank", 25, "check host"),
+    moe("dbo-nvlink", "DBO over NVLink (bound 1.00 / 1.05), and decode", 25, "peer decode"),
+    moe("ep-prefill", "EP over two GPUs, 8 layers, prefill", 20, "prefill"),
 ]

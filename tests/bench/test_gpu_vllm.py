@@ -198,8 +198,8 @@ class Bundles(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.at = Path(folder.name)
         (self.at / "build").mkdir()
-        (self.at / "build" / "gpu_copy").write_text("")
-        (self.at / "build" / "gpu_copy").chmod(0o755)  # there is nothing to build
+        (self.at / "build" / "gpu_nn").write_text("")
+        (self.at / "build" / "gpu_nn").chmod(0o755)  # there is nothing to build
 
     def bundle(self, number: int) -> str:
         root = self.at / "kvd-0-none"

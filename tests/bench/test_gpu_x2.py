@@ -57,6 +57,7 @@ class TwoGpus(unittest.TestCase):
         self.program("bin/nvidia-smi", 'case "$*" in *query*) printf "fake 0, 80 GiB\\nfake 1, 80 GiB\\n" ;; esac')
         self.program("build/gpu_copy", "exit 1")
         self.program("build/gpu_ep", "exit 1")
+        self.program("build/gpu_nn", "exit 1")
         self.program("build/gpu_probe", f"while [ $1 != --out ]; do shift; done; echo '{RATE.format('GPU 0 to GPU 1', 390.5, 0.976, '')}' >$2")
 
     def program(self, name: str, text: str) -> None:
