@@ -144,6 +144,7 @@ static kv_status_t ep_open(kve_device_t *device, const kvk_ep_plan_t *plan, uint
 					    .link = gpus->config.link,
 					    .pace = gpus->config.pace,
 					    .sms = gpus->config.transport_sms,
+					    .compute = device->streams[KVE_STREAM_COMPUTE],
 					    .timeout_us = (uint64_t)gpus->config.timeout_ms * 1000u};
 
 	for (uint32_t r = 0; r < gpus->devices.ranks; r++) {

@@ -50,6 +50,9 @@ struct kvk_ep_gpu {
 	kvk_cu_ptr_t own[KVK_EP_MAX_IN_FLIGHT]; /* rows of a slot's tokens */
 	uint32_t most[KVK_EP_MAX_IN_FLIGHT];    /* of a slot: what copies are of */
 	gpu_side_t sides[KVK_EP_MAX_IN_FLIGHT];
+	kvk_cu_ptr_t outbox; /* of copies: a slot's behind the other */
+	kvk_cu_stream_t
+		compute; /* of copies: where rows are packed and summed; NULL: where they are sent and received */
 };
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -70,7 +73,9 @@ static size_t place(const kvk_ep_plan_t *plan, kvk_ep_link_kind_t kind, kvk_cu_p
 	size_t end = 0;
 
 	args->near = kind == KVK_EP_PEER ? 0 : base + append(&end, plan->heap_bytes); /* first: regions of 256 bytes */
-	args->outbox = kind == KVK_EP_HOST_COPIES ? base + append(&end, records * plan->record_bytes) : 0;
+	args->outbox = kind == KVK_EP_HOST_COPIES
+			       ? base + append(&end, plan->shape.in_flight * records * plan->record_bytes)
+			       : 0;
 	args->state = base + append(&end, sizeof(kvk_ep_state_t));
 	args->index = base + append(&end, plan->index_bytes);
 	args->masks = base + append(&end, plan->shape.max_tokens);
@@ -128,6 +133,12 @@ static kv_status_t size_stages(kvk_ep_gpu_t *ep)
 }
 
 /* ---- links ----------------------------------------------------------------------------------- */
+
+/* Kernels that are launched from now on are of this number. */
+static void set_number(kvk_ep_gpu_t *ep, uint64_t number)
+{
+	ep->args.number = ep->kind == KVK_EP_HOST_COPIES ? number : 0;
+}
 
 /* In the context. */
 static kv_status_t launch(kvk_ep_gpu_t *ep, int kernel, uint32_t grid, size_t shared_bytes, kvk_cu_stream_t stream)
@@ -244,23 +255,6 @@ static kv_status_t copy_to(kvk_ep_gpu_t *ep, uint32_t rank, uint32_t kind, uint6
 			       : status;
 }
 
-/* The flags go behind the copies: the kernel before them has packed what they copy, and given none. */
-static kv_status_t send_by_copies(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
-{
-	kv_status_t status = kind == KVK_EP_DISPATCH ? send_by_stores(ep, kind, number, stream) : KV_OK;
-
-	for (uint32_t r = 0; r < ep->args.plan.shape.ranks && status == KV_OK; r++) {
-		status = r == ep->args.rank ? KV_OK : copy_to(ep, r, kind, number, stream);
-	}
-	ep->args.kind = kind;
-	ep->args.half = kind == KVK_EP_DISPATCH ? KVK_EP_DISPATCH_SENT : KVK_EP_COMBINE_SENT;
-	ep->args.most = most_of(ep, number);
-
-	return status == KV_OK ? launch(ep, FLAG, 1, 0, stream) : status;
-}
-
-/* ---- copies: what is received ---------------------------------------------------------------- */
-
 /* What is enqueued on `after` from now on comes after all that is on `before`. */
 static kv_status_t follow(kvk_ep_gpu_t *ep, kvk_cu_event_t event, kvk_cu_stream_t before, kvk_cu_stream_t after)
 {
@@ -273,6 +267,41 @@ static kv_status_t follow(kvk_ep_gpu_t *ep, kvk_cu_event_t event, kvk_cu_stream_
 
 	return status == KV_OK ? KVK_GPU_CALL(ep->gpu, stream_wait, after, event, 0) : status;
 }
+
+/* Where kernels run that want all SMs. */
+static kvk_cu_stream_t compute_of(const kvk_ep_gpu_t *ep, kvk_cu_stream_t stream)
+{
+	return ep->compute ? ep->compute : stream;
+}
+
+static kv_status_t pack(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream)
+{
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const uint32_t slot = kvk_ep_slot(number, plan->shape.in_flight);
+	kv_status_t status;
+
+	ep->args.outbox = ep->outbox + (size_t)slot * plan->shape.ranks * plan->shape.max_tokens * plan->record_bytes;
+	status = send_by_stores(ep, KVK_EP_DISPATCH, number, compute_of(ep, stream));
+
+	return status == KV_OK ? follow(ep, ep->sides[slot].event, compute_of(ep, stream), stream) : status;
+}
+
+/* The flags go behind the copies: the kernel before them has packed what they copy, and given none. */
+static kv_status_t send_by_copies(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
+{
+	kv_status_t status = kind == KVK_EP_DISPATCH ? pack(ep, number, stream) : KV_OK;
+
+	for (uint32_t r = 0; r < ep->args.plan.shape.ranks && status == KV_OK; r++) {
+		status = r == ep->args.rank ? KV_OK : copy_to(ep, r, kind, number, stream);
+	}
+	ep->args.kind = kind;
+	ep->args.half = kind == KVK_EP_DISPATCH ? KVK_EP_DISPATCH_SENT : KVK_EP_COMBINE_SENT;
+	ep->args.most = most_of(ep, number);
+
+	return status == KV_OK ? launch(ep, FLAG, 1, 0, stream) : status;
+}
+
+/* ---- copies: what is received ---------------------------------------------------------------- */
 
 /* In how many pieces what other ranks have sent comes, so that one is used while the next is on its way. */
 static uint32_t find_pieces(const kvk_ep_gpu_t *ep, uint32_t kind, uint32_t most)
@@ -344,6 +373,19 @@ static kv_status_t fetch_parts(kvk_ep_gpu_t *ep, uint64_t number, uint32_t first
 	return status;
 }
 
+/* All of them, on the stream of compute. */
+static kv_status_t sum_beside(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream)
+{
+	const gpu_side_t *side = &ep->sides[kvk_ep_slot(number, ep->args.plan.shape.in_flight)];
+	kv_status_t status = fetch_parts(ep, number, 0, most_of(ep, number), stream);
+
+	if (status == KV_OK) {
+		status = follow(ep, side->event, stream, ep->compute);
+	}
+
+	return status == KV_OK ? sum_parts(ep, 0, ep->args.plan.shape.max_tokens, ep->compute) : status;
+}
+
 /* Tokens are summed while the parts of later ones come. */
 static kv_status_t sum_by_copies(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream)
 {
@@ -369,7 +411,11 @@ static kv_status_t sum_by_copies(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_strea
 
 static kv_status_t take_by_copies(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk_cu_stream_t stream)
 {
-	return kind == KVK_EP_DISPATCH ? index_by_copies(ep, number, stream) : sum_by_copies(ep, number, stream);
+	if (kind == KVK_EP_DISPATCH) {
+		return index_by_copies(ep, number, stream);
+	}
+
+	return ep->compute ? sum_beside(ep, number, stream) : sum_by_copies(ep, number, stream);
 }
 
 static const gpu_link_t links[] = {[KVK_EP_PEER] = {send_by_stores, take_in_place},
@@ -422,6 +468,7 @@ static kv_status_t take_memory(kvk_ep_gpu_t *ep)
 	}
 	if (status == KV_OK) {
 		(void)place(plan, ep->kind, ep->memory, &ep->args);
+		ep->outbox = ep->args.outbox;
 		ep->args.near = ep->args.near ? ep->args.near : ep->args.heaps[ep->args.rank];
 		status = KVK_GPU_CALL(gpu, mem_set, ep->memory, 0, bytes);
 	}
@@ -517,6 +564,7 @@ kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_
 	ep->pushers = config->link != KVK_EP_HOST_COPIES ? ep->sms : ep->wide < gpu->sms_all ? ep->wide : gpu->sms_all;
 	ep->kind = config->link;
 	ep->link = &links[config->link];
+	ep->compute = config->link == KVK_EP_HOST_COPIES ? config->compute : NULL;
 	ep->args.plan = *config->plan;
 	ep->args.rank = config->rank;
 	ep->args.per_rank = kvk_ep_reciprocal(config->plan->rank_experts);
@@ -570,6 +618,7 @@ static kv_status_t receive(kvk_ep_gpu_t *ep, uint32_t kind, uint64_t number, kvk
 {
 	kv_status_t status;
 
+	set_number(ep, number);
 	ep->args.kind = kind;
 	ep->args.half = kind == KVK_EP_DISPATCH ? KVK_EP_DISPATCH_RECEIVED : KVK_EP_COMBINE_RECEIVED;
 	status = launch(ep, WAIT, 1, 0, stream);
@@ -612,7 +661,9 @@ kv_status_t kvk_ep_gpu_dispatch_send(kvk_ep_gpu_t *ep, const kvk_ep_tokens_t *to
 						   .weights = (uintptr_t)tokens->weights,
 						   .n = tokens->n};
 	ep->most[kvk_ep_slot(number, shape->in_flight)] = most;
-	status = launch(ep, ROUTE, (shape->max_tokens + KVK_EP_THREADS - 1u) / KVK_EP_THREADS, 0, stream);
+	set_number(ep, number);
+	status = launch(ep, ROUTE, (shape->max_tokens + KVK_EP_THREADS - 1u) / KVK_EP_THREADS, 0,
+			compute_of(ep, stream));
 	if (status == KV_OK) {
 		status = ep->link->send(ep, KVK_EP_DISPATCH, number, stream);
 	}
@@ -661,6 +712,7 @@ kv_status_t kvk_ep_gpu_reduce(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_ptr_t ou
 	if (status != KV_OK) {
 		return status;
 	}
+	set_number(ep, number);
 	ep->args.outputs = outputs;
 	status = launch(ep, REDUCE, ep->wide, 0, stream);
 	kvk_gpu_leave(ep->gpu);
@@ -679,6 +731,7 @@ kv_status_t kvk_ep_gpu_combine_send(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_st
 	if (status != KV_OK) {
 		return status;
 	}
+	set_number(ep, number);
 	status = ep->link->send(ep, KVK_EP_COMBINE, number, stream);
 	kvk_gpu_leave(ep->gpu);
 	ep->done[KVK_EP_COMBINE_SENT] += status == KV_OK;

@@ -57,6 +57,8 @@ typedef struct kvk_ep_args {
 	uint64_t totals; /* [KVK_EP_INDEX_GRID][rank_experts]: of the block */
 	uint64_t staged; /* rows for other ranks: of slot s at staged + s * kvk_ep_staged_bytes(), [ranks * max_tokens]
 				[groups of the rank], of copies [ranks][groups of the rank][max_tokens] */
+	uint64_t number; /* of copies: they lie where their number says, and kernels of two may overlap; 0: the state's
+				next */
 	uint64_t timeout_ns; /* of a wait, from its kernel's start */
 	uint32_t rank;
 	uint64_t per_rank, per_group; /* kvk_ep_reciprocal() of the experts of a rank, of a group */

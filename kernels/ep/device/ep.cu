@@ -35,7 +35,7 @@ static __device__ __forceinline__ kvk_ep_state_t *state_of(const kvk_ep_args_t &
 
 static __device__ __forceinline__ uint64_t next_number(const kvk_ep_args_t &a, uint32_t half)
 {
-	return state_of(a)->done[half] + 1;
+	return a.number ? a.number : state_of(a)->done[half] + 1;
 }
 
 /* All that a token names, at once: one latency. */

@@ -37,6 +37,11 @@ typedef struct kvk_ep_gpu_config {
 	uint32_t sms;        /* blocks that move rows to other ranks or get theirs, one an SM; 0: 16 */
 	uint32_t wide;       /* blocks of the kernels that stay in the rank's memory; 0: 4 an SM of the device */
 	uint64_t timeout_us; /* longest wait of a receive for the other ranks; 0: 10 s */
+	/* Of copies, or NULL: the caller's stream of compute, which may fill the device. Rows are packed there by
+	 * kvk_ep_gpu_dispatch_send(), behind what it has then, and `out` is summed there by kvk_ep_gpu_combine_recv():
+	 * kernels of theirs that wait for SMs would hold up the transfer. What frees a slot comes before its next send
+	 * on this stream, too. */
+	kvk_cu_stream_t compute;
 } kvk_ep_gpu_config_t;
 
 /* Device memory that a rank takes beside its heap. */
