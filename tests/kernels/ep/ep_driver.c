@@ -28,12 +28,14 @@ typedef struct side {
 typedef struct mark {
 	kvk_cu_event_t event;
 	side_t *side;   /* NULL: the caller's stream */
+	int compute;    /* of the stream of compute */
 	uint64_t after; /* kernels that were launched before, and copies of the side */
 } mark_t;
 
 static side_t sides[16];
 static mark_t marks[16];
-static uint64_t last_wait; /* the number of the last kernel that waits */
+static kvk_cu_stream_t compute; /* its kernels run at once, as those of the caller's stream do */
+static uint64_t last_wait;      /* the number of the last kernel that waits */
 static ep_run_t run_kernel;
 static uint64_t launches, copied;
 static char trace[256];
@@ -56,6 +58,11 @@ static void trace_call(const char *name)
 	const size_t len = strlen(trace);
 
 	(void)snprintf(trace + len, sizeof trace - len, "%s%s", len ? " " : "", name);
+}
+
+void ep_driver_compute(kvk_cu_stream_t stream)
+{
+	compute = stream;
 }
 
 const char *ep_driver_trace(void)
@@ -155,12 +162,13 @@ static int record(kvk_cu_event_t event, kvk_cu_stream_t stream)
 	side_t *side = side_of(stream);
 	mark_t *mark;
 
-	if (stream && !side) {
+	if (stream && !side && stream != compute) {
 		return fake_cuda_ops()->event_record(event, stream);
 	}
 	BEGIN(event_record, NEEDS_CONTEXT)
 	mark = mark_of(event);
 	mark->side = side;
+	mark->compute = stream && stream == compute;
 	mark->after = side ? side->count : launches;
 
 	return 0;
@@ -172,6 +180,10 @@ static int wait_for(kvk_cu_stream_t stream, kvk_cu_event_t event, unsigned flags
 	side_t *side = side_of(stream);
 
 	BEGIN(stream_wait, NEEDS_CONTEXT)
+	if (flags == 0 && (mark->compute || (compute && stream == compute))) {
+		trace_call(mark->compute ? "behind compute" : "compute behind");
+		return 0;
+	}
 	if (flags != 0 || !stream == !mark->side) {
 		fake_fault("a wait of a stream for itself, or of an unknown kind");
 		return CU_INVALID;
@@ -261,6 +273,7 @@ kvk_gpu_t *ep_driver_open(gpu_rig_t *rig, int major, ep_run_t run)
 	ops.stream_wait = wait_for;
 	ops.stream_destroy = destroy;
 	memset(sides, 0, sizeof sides);
+	compute = NULL;
 	memset(marks, 0, sizeof marks);
 	last_wait = 0;
 	rig->config.cuda = &ops;

@@ -15,6 +15,8 @@ typedef void (*ep_run_t)(const char *name, unsigned grid, unsigned threads, unsi
 kvk_gpu_t *ep_driver_open(gpu_rig_t *rig, int major, ep_run_t run);
 uint64_t ep_driver_launches(void);
 uint64_t ep_driver_copied(void); /* bytes, between memory of the device */
+/* The caller's stream of compute, if there is one. */
+void ep_driver_compute(kvk_cu_stream_t stream);
 /* Kernels and copies since the last call of this, in their order: "route push". "+copy" is on another stream, which waits
  * for the caller's at "fork", and the caller's for it at "join". */
 const char *ep_driver_trace(void);

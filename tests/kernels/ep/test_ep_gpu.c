@@ -192,6 +192,32 @@ EP_TEST(p1_each_link_has_flags_behind_its_rows_and_fetches_behind_its_flags)
 	}
 }
 
+/* Kernels that want all SMs run on the caller's stream of compute: what they make is waited for, and what they use. */
+EP_TEST(p1_copies_pack_and_sum_on_the_stream_of_compute)
+{
+	static const kvk_ep_tokens_t some = {.n = 1};
+	kvk_ep_gpu_rows_t rows;
+	kvk_ep_gpu_t *ep;
+	uint64_t number;
+
+	start(9);
+	config.link = KVK_EP_HOST_COPIES;
+	assert_int_equal(kvk_gpu_create_stream(config.gpu, 0, &config.compute), KV_OK);
+	ep_driver_compute(config.compute);
+	assert_int_equal(kvk_ep_gpu_open(&config, &ep), KV_OK);
+	assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &some, NULL, &number), KV_OK);
+	assert_string_equal(ep_driver_trace(), "route push behind compute copy copy flag");
+	assert_int_equal(kvk_ep_gpu_dispatch_recv(ep, 1, NULL, &rows), KV_OK);
+	(void)ep_driver_trace();
+	assert_int_equal(kvk_ep_gpu_reduce(ep, 1, 0, config.compute), KV_OK);
+	assert_int_equal(kvk_ep_gpu_combine_send(ep, 1, NULL), KV_OK);
+	(void)ep_driver_trace();
+	assert_int_equal(kvk_ep_gpu_combine_recv(ep, 1, 0, NULL), KV_OK);
+	assert_string_equal(ep_driver_trace(), "wait copy compute behind sum");
+	kvk_ep_gpu_close(ep);
+	config.compute = NULL;
+}
+
 /* Two groups a rank, and room for 128 tokens: a piece is 256 KiB, 64 rows. */
 EP_TEST(p1_copies_of_a_receive_run_beside_what_uses_them_and_are_of_the_most_tokens)
 {

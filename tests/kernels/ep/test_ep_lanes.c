@@ -36,7 +36,11 @@ static uint32_t below(uint32_t n)
 static void open_group(const kvk_ep_shape_t *s, uint32_t sms, uint64_t timeout_us)
 {
 	kvk_gpu_t *gpu = ep_driver_open(&rig_, 9, lanes_launch_ep);
+	const int beside = (int)below(2); /* packing and sums on a stream of compute */
+	kvk_cu_stream_t compute;
 
+	assert_int_equal(kvk_gpu_create_stream(gpu, 0, &compute), KV_OK);
+	ep_driver_compute(compute);
 	assert_int_equal(kvk_ep_plan(s, &w.plan, NULL), KV_OK);
 	for (uint32_t r = 0; r < s->ranks; r++) {
 		w.heaps[r] = gpu_rig_alloc(w.plan.heap_bytes);
@@ -55,7 +59,8 @@ static void open_group(const kvk_ep_shape_t *s, uint32_t sms, uint64_t timeout_u
 						    .pace = w.pace,
 						    .sms = sms,
 						    .wide = 1 + below(3),
-						    .timeout_us = timeout_us};
+						    .timeout_us = timeout_us,
+						    .compute = beside ? compute : NULL};
 
 		assert_int_equal(kvk_ep_gpu_open(&config, &w.eps[r]), KV_OK);
 		assert_int_equal(kvk_ep_open(&kv_env_posix, &w.plan, r, w.twin_heaps[r], &w.link, &w.twins[r]), KV_OK);
