@@ -497,7 +497,8 @@ static void print_report(const options_t *o, report_t *report, kve_parallel_t *r
 static void complain_of_memory(const kve_parallel_config_t *config)
 {
 	const kve_config_t *model = &config->engine.model;
-	const double gib = (double)sizeof(float) / (double)((size_t)1 << 30);
+	const double bytes = config->engine.devices ? sizeof(kvk_bf16_t) : sizeof(float); /* of a value */
+	const double gib = bytes / (double)((size_t)1 << 30);
 	const double cache = (double)kve_cache_page(model) * model->layers * config->engine.cache_blocks;
 
 	(void)fprintf(stderr, "kve-chat: no memory for the model: %.1f GiB of weights, and %.1f GiB of cache a rank\n",

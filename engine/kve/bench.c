@@ -318,14 +318,14 @@ static kv_status_t run_workers(worker_t *workers, const run_t *run)
 	for (uint32_t r = 0; r < run->setup->ranks; r++) {
 		workers[r].run = run;
 	}
+	if (!run->values->json) { /* before it is taken */
+		setup_print_memory(run->group, (uint32_t)run->values->sequences * run->blocks);
+	}
 	for (uint32_t r = 0; r < run->setup->ranks && status == KV_OK; r++) {
 		status = prepare(&workers[r], r);
 	}
 	if (status != KV_OK) {
 		return status;
-	}
-	if (!run->values->json) {
-		setup_print_memory(run->group, (uint32_t)run->values->sequences * run->blocks);
 	}
 	for (uint32_t r = 1; r < run->setup->ranks; r++) {
 		if (pthread_create(&workers[r].thread, NULL, run_rank, &workers[r]) != 0) {
