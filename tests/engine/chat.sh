@@ -88,8 +88,8 @@ for key in vocab_size hidden_size num_hidden_layers num_attention_heads num_key_
 	changed "/\"$key\"/d" "\"$key\" "
 	changed "s/\"$key\": [^,]*/\"$key\": 70000000001/" "\"$key\" "
 done
-changed 's/"head_dim": 48/"head_dim": "48"/' '"head_dim" is'
-changed 's/"head_dim": 48/"head_dim": 50/' '"head_dim" is 50'
+changed 's/"head_dim": 64/"head_dim": "48"/' '"head_dim" is'
+changed 's/"head_dim": 64/"head_dim": 50/' '"head_dim" is 50'
 changed 's/10000.0/10000.5/' '"rope_theta" is 10000.5'
 changed 's/"decoder_sparse_step": 1/"decoder_sparse_step": 2/' '"decoder_sparse_step" is 2; only 1'
 changed 's/"mlp_only_layers": \[\]/"mlp_only_layers": [0]/' '"mlp_only_layers" is \[0\]'
