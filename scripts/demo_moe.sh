@@ -14,9 +14,9 @@ moe() {
 	report -v what=ranks
 }
 
-# bf16 RANKS PHASE OPTION...: the same model in BF16, by the twins of the GPU's kernels; a shorter chat, with results of its own
+# bf16 RANKS PHASE OPTION...: the same model in BF16; a shorter chat, with results of its own
 bf16() {
-	"$build/bin/kve-chat" --seed "$seed" --json --model moe --bf16 cpu --users 4 --branches 0 --turns 3 --data-parallel-size "$1" --enable-expert-parallel \
+	"$build/bin/kve-chat" --seed "$seed" --json --model moe --bf16 "$device" --users 4 --branches 0 --turns 3 --data-parallel-size "$1" --enable-expert-parallel \
 		--phase "$2" "${@:3}" >>"$dir/bf16"
 	awk -v what=last -f scripts/demo-report.awk "$dir/bf16"
 	awk -v what=ranks -f scripts/demo-report.awk "$dir/bf16"
@@ -35,7 +35,11 @@ kill -9 "$(daemon_pid)"
 moe 4 "four ranks, DBO" --socket "$socket" --reference "$dir/reference" --enable-dbo --dbo-decode-token-threshold 2 --dbo-prefill-token-threshold 2
 report -v what=overlap || fail "no step was made in two microbatches"
 served
-say "4. The same model in BF16, as GPUs compute it, here by the twins of their kernels: one rank without kvd."
+device=cpu how="as GPUs compute it, here by the twins of their kernels"
+if "$build/bin/kve" bench --device gpu --rounds 1 >"$dir/gpu" 2>&1; then
+	device=gpu how="on a GPU"
+fi
+say "4. The same model in BF16, $how: one rank without kvd."
 bf16 1 "BF16, without kvd" --no-cache --write-reference "$dir/reference-bf16"
 say "   Two ranks with kvd, whose blocks in fp32 are another model's; then again, in two microbatches."
 bf16 2 "BF16, two ranks" --socket "$socket" --reference "$dir/reference-bf16"
