@@ -117,6 +117,9 @@ def main() -> int:
     unknown = set(args.rows) - set(ROWS)
     if unknown:
         parser.error(f"no row is called {', '.join(sorted(unknown))}")
+    if args.gpus == 0:
+        print("moe.py: skipped: there is no GPU")
+        return 77
     engine = Engine(args.kve.resolve(), args.gpus, args.rounds)
     failed = False
     args.out.mkdir(parents=True, exist_ok=True)
