@@ -278,10 +278,6 @@ static const char *find_fault_of_ranks(const options_t *o)
 		return "--data-parallel-size does not divide the model's groups of experts";
 	}
 
-	if (o->device && kve_devices_fault_of_shape(o->model)) {
-		return kve_devices_fault_of_shape(o->model);
-	}
-
 	return kve_dbo_check(p);
 }
 
@@ -314,6 +310,11 @@ static int parse_options(int argc, char **argv, options_t *o)
 	fault = find_fault_of_ranks(o);
 	if (fault) {
 		fprintf(stderr, "kve-chat: %s\n", fault);
+		return EXIT_USAGE + 1;
+	}
+	fault = o->device ? kve_devices_fault_of_shape(o->model) : NULL;
+	if (fault) {
+		fprintf(stderr, "kve-chat: --bf16 does not serve this model: %s\n", fault);
 		return EXIT_USAGE + 1;
 	}
 	o->workload.vocab = o->model->vocab;

@@ -48,6 +48,7 @@ refuses '1 to 8' --data-parallel-size 9
 refuses '--data-parallel-size 2' $expert_parallel --enable-dbo
 refuses 'prefill-token-threshold is 0' --dbo-prefill-token-threshold 0
 refuses usage --model else
+refuses '--bf16 does not serve this model' --bf16 cpu
 
 # The same model from its config.json; a key that is missing, out of range, or not served is named.
 cat >"$dir/config.json" <<-'END'
