@@ -46,7 +46,7 @@
 #define KVC_MAX_SOCKET_PATH 108u
 #define KVC_MAX_HEADS       65536u
 #define KVC_MAX_LEAVES      (1u << 20)
-#define KVC_MAX_LAYOUT_TEXT 512u
+#define KVC_MAX_LAYOUT_TEXT 1024u
 #define KVC_EXPLAIN_KEYS    4096u
 #define KVC_STAGING_WORDS_A_BLOCK                                                                                      \
 	256u /* what staging_blocks is multiplied with; heads and layers are not known at attach */
@@ -175,13 +175,25 @@ typedef struct kvc_extent {
 
 /* ---- the objects of the API ------------------------------------------------------------------ */
 
+/* What follows from the layout of a group's blocks. */
+typedef struct kvc_geometry {
+	uint32_t block_bytes;
+	uint32_t heads;
+	uint32_t leaves;
+	uint32_t leaf_bytes;
+	uint32_t page_bytes;
+	uint32_t layers; /* pages a head */
+	uint32_t pieces; /* leaves a page */
+} kvc_geometry_t;
+
 /* A block group. Block j (from 0) is named by the key of unit (j + 1) * units - 1. */
 typedef struct kvc_group {
 	uint32_t number;
 	kv_group_rule_t rule;
 	uint32_t block_tokens;
-	uint32_t window; /* tokens; KV_RULE_WINDOW */
-	uint32_t units;  /* a block */
+	uint32_t window;         /* tokens; KV_RULE_WINDOW */
+	uint32_t units;          /* a block */
+	kvc_geometry_t geometry; /* block_bytes 0: the space was never open */
 } kvc_group_t;
 
 struct kvc_space {
@@ -199,13 +211,6 @@ struct kvc_space {
 	uint32_t group_count;
 	uint32_t granule; /* units: a length that every group can serve is a multiple of it */
 	kvc_group_t groups[KV_MAX_GROUPS];
-	uint32_t block_bytes;
-	uint32_t heads;
-	uint32_t leaves;
-	uint32_t leaf_bytes;
-	uint32_t page_bytes;
-	uint32_t layers; /* pages a head */
-	uint32_t pieces; /* leaves a page */
 	kv_status_t reset_status;
 	uint32_t flags;     /* KV_SPACE_* */
 	uint32_t puts_left; /* closed; puts whose handed-in blocks the daemon has still to take */
@@ -229,6 +234,7 @@ struct kvc_lease {
 	kvc_space_t *space;
 	kvc_lease_t *next, *prev; /* among the live, oldest first; free ones: next only */
 	kvc_lease_t *chain;       /* in the id table */
+	const kvc_group_t *group;
 	kvc_grant_t grant;
 	uint64_t serial;
 	_Atomic int32_t status; /* PENDING, OK, MISS, or why it is over */
@@ -243,6 +249,7 @@ struct kvc_put {
 	kvc_space_t *space;
 	kvc_put_t *next, *prev;
 	kvc_put_t *chain;
+	const kvc_group_t *group;
 	kvc_grant_t grant;
 	uint64_t serial;
 	_Atomic int32_t status; /* of PUT_START: PENDING, OK, or why not */
@@ -480,7 +487,7 @@ typedef struct kvc_block_memory {
 } kvc_block_memory_t;
 
 /* Those of a slot. FAULT: no such memory here. LAYOUT: a slab of another geometry. */
-kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, kvc_block_memory_t *memory);
+kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_geometry_t *g, kv_slot_t slot, kvc_block_memory_t *memory);
 
 /* ---- space.c --------------------------------------------------------------------------------- */
 
@@ -501,15 +508,15 @@ void kvc_space_unlink(kvc_space_t *space);
 void kvc_space_free(kvc_space_t *space);
 
 /* Where leaf `leaf` of head `head` lies in a block. */
-static inline size_t kvc_leaf(const kvc_space_t *space, uint32_t head, uint32_t leaf, size_t *p_len)
+static inline size_t kvc_leaf(const kvc_geometry_t *g, uint32_t head, uint32_t leaf, size_t *p_len)
 {
-	uint32_t page = leaf / space->pieces;
-	uint32_t at = (leaf - page * space->pieces) * space->leaf_bytes;
-	uint32_t left = space->page_bytes - at;
+	uint32_t page = leaf / g->pieces;
+	uint32_t at = (leaf - page * g->pieces) * g->leaf_bytes;
+	uint32_t left = g->page_bytes - at;
 
-	*p_len = left < space->leaf_bytes ? left : space->leaf_bytes;
+	*p_len = left < g->leaf_bytes ? left : g->leaf_bytes;
 
-	return ((size_t)head * space->layers + page) * space->page_bytes + at;
+	return ((size_t)head * g->layers + page) * g->page_bytes + at;
 }
 
 /* ---- group.c --------------------------------------------------------------------------------- */
@@ -575,7 +582,7 @@ void kvc_puts_destroy(kvc_t *kvc);
 /* The same of its puts. While space->puts_left is not 0, the last of them frees the space. */
 void kvc_puts_of_space_end(kvc_space_t *space);
 /* Is the range within the space? Sets the words a block has in it. */
-kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words);
+kv_status_t kvc_put_range(const kvc_geometry_t *g, const kvc_writer_t *range, uint32_t *p_words);
 
 void kvc_handover_notice(kvc_t *kvc, const kv_msg_handover_t *msg);
 void kvc_handovers_note_room(kvc_t *kvc);
@@ -598,10 +605,9 @@ typedef struct kvc_leaves {
 } kvc_leaves_t;
 
 /* Copy them from block to block; digests[count]. */
-void kvc_copy_leaves(const kvc_space_t *space, const kvc_leaves_t *range, void *dst, const void *src,
-		     uint64_t *digests);
+void kvc_copy_leaves(const kvc_geometry_t *g, const kvc_leaves_t *range, void *dst, const void *src, uint64_t *digests);
 /* Copy a whole block and compare its digests with leaves[heads][leaves]: CORRUPT when one differs. */
-kv_status_t kvc_copy_checked(const kvc_space_t *space, void *dst, const void *src, const uint64_t *leaves);
+kv_status_t kvc_copy_checked(const kvc_geometry_t *g, void *dst, const void *src, const uint64_t *leaves);
 
 /* ---- for tests ------------------------------------------------------------------------------- */
 

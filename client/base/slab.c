@@ -307,7 +307,7 @@ void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab)
 	kv_free(&kvc->env, slab);
 }
 
-kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, kvc_block_memory_t *memory)
+kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_geometry_t *g, kv_slot_t slot, kvc_block_memory_t *memory)
 {
 	uint32_t number = kv_slot_slab(slot), index = kv_slot_index(slot);
 	const kvc_slab_t *slab;
@@ -322,8 +322,7 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 	if (!slab->data) {
 		return KV_ERR_TIER_OFF; /* memory of a GPU that this process cannot map, now or later */
 	}
-	if (slab->block_bytes != space->block_bytes || slab->heads != space->heads ||
-	    slab->leaves_a_head != space->leaves) {
+	if (slab->block_bytes != g->block_bytes || slab->heads != g->heads || slab->leaves_a_head != g->leaves) {
 		return KV_ERR_LAYOUT;
 	}
 	*memory = (kvc_block_memory_t){

@@ -154,6 +154,7 @@ static kvc_status_t acquire_group(kvc_space_t *space, const kvc_group_t *group, 
 	}
 	lease->n = n;
 	lease->skip = want->skip;
+	lease->group = group;
 	lease->exact = group->rule != KV_RULE_FULL;
 	if (lease->exact && lease->skip == n) {
 		atomic_store(&lease->status, KV_MISS); /* nothing to lease, and no prefix to touch */

@@ -70,8 +70,9 @@ kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kv
 	}
 	taken = kvc_grant_take(space->kvc, handle->id, handle->offset, handle->n - handle->first, KV_LEASE_READ,
 			       &lease->grant);
-	status = taken == KV_OK ? header_check(space, &lease->grant, handle)
-				: kvc_fail(KV_ERR_ARG, "the handle names no lease of this instance");
+	lease->group = taken == KV_OK ? kvc_group_find(space, lease->grant.header->group) : NULL;
+	status = lease->group ? header_check(space, &lease->grant, handle)
+			      : kvc_fail(KV_ERR_ARG, "the handle names no lease of this instance and space");
 	if (taken == KV_OK) {
 		kvc_lease_bind(lease);
 	}
@@ -150,18 +151,19 @@ static kvc_status_t take_put_handle(kvc_put_t *put, const kvc_handle_t *handle, 
 	put->imported = 1;
 	put->n = put->asked = handle->n;
 	put->range = *range;
-	status = kvc_put_range(space, range, &put->words_a_block);
-	if (status != KV_OK) {
-		return kvc_fail(status, "the range of heads and layers is not in a block of %u heads and %u layers",
-				space->heads, space->layers);
-	}
 	status = kvc_grant_take(space->kvc, handle->id, handle->offset, put->n, KV_LEASE_PUT, &put->grant);
 	if (status == KV_OK) {
-		status = kvc_put_bind(put);
+		put->group = kvc_group_find(space, put->grant.header->group);
+		status = put->group ? kvc_put_bind(put) : KV_ERR_ARG;
 	}
-	if (status != KV_OK) {
+	if (status != KV_OK || !put->group) {
 		return kvc_fail(status == KV_ERR_PROTO ? KV_ERR_ARG : status,
-				"the handle names no put of this instance");
+				"the handle names no put of this instance and space");
+	}
+	status = kvc_put_range(&put->group->geometry, range, &put->words_a_block);
+	if (status != KV_OK) {
+		return kvc_fail(status, "the range of heads and layers is not in a block of %u heads and %u layers",
+				put->group->geometry.heads, put->group->geometry.layers);
 	}
 	checked = header_check(space, &put->grant, handle);
 	checked = checked == KVC_OK ? reserve_view_staging(put) : checked;

@@ -253,7 +253,8 @@ static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, kvc_block_m
 	if (i >= kvc_lease_ready(lease)) {
 		return rest == KVC_OK ? KVC_PENDING : kvc_fail((kv_status_t)rest, "block %u could not be read", i);
 	}
-	found = kvc_slab_find(lease->grant.map, lease->space, kvc_grant_slot(&lease->grant, i - lease->skip), source);
+	found = kvc_slab_find(lease->grant.map, &lease->group->geometry, kvc_grant_slot(&lease->grant, i - lease->skip),
+			      source);
 	if (found != KV_OK) {
 		return kvc_fail(found, "block %u lies in memory this process does not have: %s", i,
 				kv_status_text(found));
@@ -302,7 +303,7 @@ static kvc_status_t read_block(kvc_lease_t *lease, uint32_t i, const kvc_block_m
 	if (source->on_device) {
 		return kvc_fail(KV_ERR_UNSUPPORTED, "block %u lies in memory of a GPU, which a CPU does not read", i);
 	}
-	copied = kvc_copy_checked(lease->space, dst, source->data, source->leaves);
+	copied = kvc_copy_checked(&lease->group->geometry, dst, source->data, source->leaves);
 
 	/* Taken away meanwhile: what was read may be anything; the block is not to blame. */
 	status = kvc_lease_state(lease);
@@ -339,7 +340,7 @@ kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, 
 		}
 	}
 	kvc_count(&kvc->counters.blocks_read, count);
-	kvc_count(&kvc->counters.bytes_read, (uint64_t)count * lease->space->block_bytes);
+	kvc_count(&kvc->counters.bytes_read, (uint64_t)count * lease->group->geometry.block_bytes);
 
 	return KVC_OK;
 }

@@ -118,13 +118,13 @@ void kvc_puts_lost(kvc_t *kvc)
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
-kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words)
+kv_status_t kvc_put_range(const kvc_geometry_t *g, const kvc_writer_t *range, uint32_t *p_words)
 {
-	if (range->head_count > space->heads || range->head_first > space->heads - range->head_count ||
-	    range->layer_count > space->layers || range->layer_first > space->layers - range->layer_count) {
+	if (range->head_count > g->heads || range->head_first > g->heads - range->head_count ||
+	    range->layer_count > g->layers || range->layer_first > g->layers - range->layer_count) {
 		return KV_ERR_COVERAGE;
 	}
-	*p_words = range->head_count * range->layer_count * space->pieces;
+	*p_words = range->head_count * range->layer_count * g->pieces;
 
 	return KV_OK;
 }
@@ -220,9 +220,10 @@ static void on_put_started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 static kvc_status_t resolve_writer_range(kvc_put_t *put, const kvc_put_options_t *options)
 {
 	const kvc_space_t *space = put->space;
+	const kvc_geometry_t *g = &put->group->geometry;
 	kv_status_t status;
 
-	put->range = (kvc_writer_t){.head_count = space->heads, .layer_count = space->layers};
+	put->range = (kvc_writer_t){.head_count = g->heads, .layer_count = g->layers};
 	if (options->writers) {
 		put->range = (kvc_writer_t){.rank = space->kvc->rank};
 		for (uint32_t i = 0; i < options->writer_count && space->kvc->role != KVC_ROLE_SCHEDULER; i++) {
@@ -231,11 +232,11 @@ static kvc_status_t resolve_writer_range(kvc_put_t *put, const kvc_put_options_t
 			}
 		}
 	}
-	status = kvc_put_range(space, &put->range, &put->words_a_block);
+	status = kvc_put_range(g, &put->range, &put->words_a_block);
 	if (status != KV_OK) {
 		return kvc_fail(status,
 				"this rank's range of heads and layers is not in a block of %u heads and %u layers",
-				space->heads, space->layers);
+				g->heads, g->layers);
 	}
 
 	return KVC_OK;
@@ -276,10 +277,10 @@ static int has_parent(const kvc_group_t *group, uint32_t from, const kvc_put_opt
 
 _Static_assert(sizeof(kvc_writer_t) == KV_WRITER_BYTES, "a writer goes over the wire as it is");
 
-static kvc_status_t send_start(kvc_put_t *put, const kvc_group_t *group, const kvc_key_t *keys,
-			       const kvc_put_options_t *options)
+static kvc_status_t send_start(kvc_put_t *put, const kvc_key_t *keys, const kvc_put_options_t *options)
 {
 	kvc_space_t *space = put->space;
+	const kvc_group_t *group = put->group;
 	uint32_t at = put->from - options->base;
 	kv_msg_put_start_t msg = {
 		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
@@ -372,13 +373,14 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 	if (!put) {
 		return kvc_fail(KV_ERR_NOMEM, "out of memory for a put");
 	}
+	put->group = group;
 	put->from = from;
 	put->durable = options.durable != 0;
 	put->result.durable_status = put->durable ? KVC_PENDING : KVC_MISS;
 
 	status = resolve_writer_range(put, &options);
 	status = status == KVC_OK ? reserve_staging(put, n - from) : status;
-	status = status == KVC_OK ? send_start(put, group, keys, &options) : status;
+	status = status == KVC_OK ? send_start(put, keys, &options) : status;
 	if (status != KVC_OK) {
 		kvc_put_forget(put);
 		return status;
@@ -443,7 +445,8 @@ static kvc_status_t may_write(const kvc_put_t *put, uint32_t i)
 /* Its memory. */
 static kvc_status_t find_block_memory(const kvc_put_t *put, uint32_t i, kvc_block_memory_t *memory)
 {
-	kv_status_t status = kvc_slab_find(put->grant.map, put->space, kvc_grant_slot(&put->grant, i), memory);
+	kv_status_t status =
+		kvc_slab_find(put->grant.map, &put->group->geometry, kvc_grant_slot(&put->grant, i), memory);
 
 	if (status != KV_OK) {
 		return kvc_fail(status, "block %u lies in memory this process does not have: %s", i,
@@ -502,10 +505,9 @@ kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data)
 
 kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 {
-	const kvc_space_t *space = put->space;
+	const kvc_geometry_t *g = &put->group->geometry;
 	const kvc_writer_t *range = &put->range;
-	kvc_leaves_t leaves = {.first = range->layer_first * space->pieces,
-			       .count = range->layer_count * space->pieces};
+	kvc_leaves_t leaves = {.first = range->layer_first * g->pieces, .count = range->layer_count * g->pieces};
 	uint8_t *data = NULL;
 	uint64_t *word = NULL;
 	kvc_status_t status = may_write(put, i);
@@ -517,12 +519,12 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 	}
 	for (uint32_t h = 0; h < range->head_count; h++) {
 		leaves.head = range->head_first + h;
-		kvc_copy_leaves(space, &leaves, data, src, word);
+		kvc_copy_leaves(g, &leaves, data, src, word);
 		word += leaves.count;
 	}
-	kvc_count(&space->kvc->counters.blocks_put, 1);
-	kvc_count(&space->kvc->counters.bytes_put,
-		  (uint64_t)(space->block_bytes / space->leaves / space->heads) * put->words_a_block);
+	kvc_count(&put->space->kvc->counters.blocks_put, 1);
+	kvc_count(&put->space->kvc->counters.bytes_put,
+		  (uint64_t)(g->block_bytes / g->leaves / g->heads) * put->words_a_block);
 
 	return KVC_OK;
 }

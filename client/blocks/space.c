@@ -2,6 +2,7 @@
 #include "impl.h"
 
 #include "kv/key.h"
+#include "kvk/layout.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,49 +13,92 @@ _Static_assert(sizeof(kvc_key_t) == sizeof(kv_key_t), "a key of the API is a key
 /* ---- opening --------------------------------------------------------------------------------- */
 
 /* What the daemon says about a block must be consistent: offsets are computed from it. */
+static int is_consistent(kvc_geometry_t *g)
+{
+	const uint32_t head_bytes = g->heads ? g->block_bytes / g->heads : 0;
+
+	if (head_bytes == 0 || g->heads > KVC_MAX_HEADS || (uint64_t)head_bytes * g->heads != g->block_bytes ||
+	    g->page_bytes == 0 || g->leaf_bytes == 0 || head_bytes % g->page_bytes != 0) {
+		return 0;
+	}
+	g->layers = head_bytes / g->page_bytes;
+	g->pieces = (g->page_bytes - 1u) / g->leaf_bytes + 1u;
+
+	return (uint64_t)g->layers * g->pieces == g->leaves && g->leaves <= KVC_MAX_LEAVES;
+}
+
+/* Of each group: that of the answer, or what follows from the group's own layout. */
+static kv_status_t find_geometries(const kvc_space_t *space, const kv_msg_space_open_reply_t *reply,
+				   kvc_geometry_t *found)
+{
+	const kvc_geometry_t first = {.block_bytes = reply->block_bytes,
+				      .heads = reply->heads,
+				      .leaves = reply->leaves,
+				      .leaf_bytes = reply->leaf_bytes,
+				      .page_bytes = reply->page_bytes};
+	const int differ = memchr(reply->layout.data, ';', reply->layout.len) != NULL;
+	kvk_layout_t layouts[KV_MAX_GROUPS];
+	int consistent = 1;
+
+	if (differ && kvk_layouts_parse((const char *)reply->layout.data, reply->layout.len, layouts,
+					space->group_count, NULL) != KV_OK) {
+		return KV_ERR_PROTO;
+	}
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		kvk_geometry_t of = {0};
+
+		found[g] = first;
+		if (differ) {
+			kvk_layout_geometry(&layouts[g], &of);
+			found[g] = (kvc_geometry_t){.block_bytes = of.block_bytes,
+						    .heads = of.heads,
+						    .leaves = of.leaves,
+						    .leaf_bytes = of.leaf_bytes,
+						    .page_bytes = of.page_bytes};
+		}
+		consistent = consistent && is_consistent(&found[g]);
+	}
+
+	return consistent && found[0].block_bytes == first.block_bytes && found[0].leaves == first.leaves
+		       ? KV_OK
+		       : KV_ERR_PROTO;
+}
+
+/* Is it the same space as before? Handles in use were sized by the first answer, and callers fill blocks in the order
+ * of bytes that it named. A new daemon has the order of the first member that opened the space. */
+static int is_unchanged(const kvc_space_t *space, const kv_msg_space_open_reply_t *reply, const kvc_geometry_t *found)
+{
+	kv_slice_t was = kv_slice_str(space->layout);
+	int same = memcmp(space->root, reply->root.data, sizeof space->root) == 0 &&
+		   space->hash_tokens == reply->hash_tokens && was.len == reply->layout.len &&
+		   memcmp(was.data, reply->layout.data, was.len) == 0;
+
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		same = same && memcmp(&space->groups[g].geometry, &found[g], sizeof found[g]) == 0;
+	}
+
+	return same;
+}
+
 static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_reply_t *reply)
 {
-	uint32_t head_bytes = reply->heads ? reply->block_bytes / reply->heads : 0;
-	uint32_t layers, pieces;
-	kv_slice_t was = kv_slice_str(space->layout);
+	kvc_geometry_t found[KV_MAX_GROUPS];
+	kv_status_t status;
 
 	if (reply->space >= KV_MIRROR_MAX_SPACES || reply->epoch == 0 || reply->root.len != sizeof space->root ||
 	    reply->hash_tokens == 0 || reply->hash_tokens > KV_MAX_UNIT_TOKENS) {
 		return KV_ERR_PROTO;
 	}
-	if (head_bytes == 0 || reply->heads > KVC_MAX_HEADS ||
-	    (uint64_t)head_bytes * reply->heads != reply->block_bytes || reply->page_bytes == 0 ||
-	    reply->leaf_bytes == 0 || head_bytes % reply->page_bytes != 0) {
-		return KV_ERR_PROTO;
-	}
-	layers = head_bytes / reply->page_bytes;
-	pieces = (reply->page_bytes - 1u) / reply->leaf_bytes + 1u;
-	if ((uint64_t)layers * pieces != reply->leaves || reply->leaves > KVC_MAX_LEAVES) {
-		return KV_ERR_PROTO;
-	}
-	/* Re-opened: handles in use were sized by the first answer, and callers fill blocks in the order of bytes that
-	 * it named. A new daemon has the order of the first member that opened the space. */
-	if (space->block_bytes &&
-	    (memcmp(space->root, reply->root.data, sizeof space->root) != 0 ||
-	     space->block_bytes != reply->block_bytes || space->heads != reply->heads ||
-	     space->leaves != reply->leaves || space->leaf_bytes != reply->leaf_bytes ||
-	     space->page_bytes != reply->page_bytes || space->hash_tokens != reply->hash_tokens ||
-	     was.len != reply->layout.len || memcmp(was.data, reply->layout.data, was.len) != 0)) {
-		return KV_ERR_LAYOUT;
-	}
-	if (space->block_bytes) {
-		return KV_OK;
+	status = find_geometries(space, reply, found);
+	if (status != KV_OK || space->groups[0].geometry.block_bytes) {
+		return status != KV_OK || is_unchanged(space, reply, found) ? status : KV_ERR_LAYOUT;
 	}
 
 	memcpy(space->root, reply->root.data, sizeof space->root);
 	space->hash_tokens = reply->hash_tokens;
-	space->block_bytes = reply->block_bytes;
-	space->heads = reply->heads;
-	space->leaves = reply->leaves;
-	space->leaf_bytes = reply->leaf_bytes;
-	space->page_bytes = reply->page_bytes;
-	space->layers = layers;
-	space->pieces = pieces;
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		space->groups[g].geometry = found[g];
+	}
 	memcpy(space->layout, reply->layout.data, reply->layout.len);
 	space->layout[reply->layout.len] = '\0';
 
@@ -320,12 +364,13 @@ void kvc_space_give_back(kvc_t *kvc, uint32_t id, const char *text)
 
 kvc_status_t kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
 {
+	const kvc_geometry_t *first = &space->groups[0].geometry;
 	kvc_space_info_t now = {
 		.epoch = atomic_load(&space->known_epoch),
 		.hash_tokens = space->hash_tokens,
-		.block_bytes = space->block_bytes,
-		.heads = space->heads,
-		.leaves = space->leaves,
+		.block_bytes = first->block_bytes,
+		.heads = first->heads,
+		.leaves = first->leaves,
 	};
 
 	memcpy(now.root, space->root, sizeof now.root);

@@ -118,13 +118,14 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 	for (uint32_t t = 0; t < core->ix.trees.made; t++) {
 		const kvd_tree_t *tree = kvd_tree_at(&core->ix, t);
 
-		if (!tree->live || tree->slot_class == KVD_NONE || core->classes[tree->slot_class].ns != ns) {
+		if (!tree->live || tree->group_count == 0 || core->classes[tree->groups[0].slot_class].ns != ns) {
 			continue;
 		}
 		sum->blocks += tree->blocks;
 		for (uint32_t n = tree->children.head; n != KVD_NONE; n = kvd_index_next_run(&core->ix, n)) {
-			const kvd_pinned_t *pinned = kvd_node_at(&core->ix, n)->pinned;
-			const kvd_class_t *class = &core->classes[tree->slot_class];
+			const kvd_node_t *node = kvd_node_at(&core->ix, n);
+			const kvd_pinned_t *pinned = node->pinned;
+			const kvd_class_t *class = &core->classes[node->slot_class];
 			uint64_t slot_bytes = class->slot_bytes;
 
 			sum->pinned_blocks += pinned[KVD_PINS_ALL].blocks;

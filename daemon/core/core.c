@@ -190,7 +190,7 @@ static int is_disk_off(const kvd_core_t *core)
 
 static int is_in_gpu_memory(const kvd_core_t *core, const kvd_tree_t *tree)
 {
-	return tree->slot_class != KVD_NONE && core->classes[tree->slot_class].memory > 0;
+	return tree->group_count > 0 && core->classes[tree->groups[0].slot_class].memory > 0;
 }
 
 /* Byte of a key in the answer, and the leases that end at its block. */

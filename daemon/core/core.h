@@ -212,15 +212,14 @@ typedef struct kvd_space_open {
 	uint32_t hash_tokens;
 	const kv_group_t *groups; /* [group_count], 1 .. KV_MAX_GROUPS of them: copied */
 	uint32_t group_count;
-	kvs_geometry_t geometry; /* of the blocks of all groups */
-	const char *layout;      /* NUL-terminated */
-	const char *lora;        /* NULL: none */
-	uint32_t memory;         /* that its blocks lie in; 0: host memory and disk, else kvd_core_add_memory() */
+	const kvs_geometry_t *geometries; /* [group_count], of their blocks: copied */
+	const char *layout;               /* NUL-terminated */
+	const char *lora;                 /* NULL: none */
+	uint32_t memory; /* that its blocks lie in; 0: host memory and disk, else kvd_core_add_memory() */
 } kvd_space_open_t;
 typedef struct kvd_space_info {
 	uint32_t space;
 	uint64_t epoch;
-	kvs_geometry_t geometry;
 	uint32_t hash_tokens;
 	const char *layout; /* of the first attach; borrowed until the next call */
 } kvd_space_info_t;

@@ -19,7 +19,7 @@ static void tier_json(kvd_core_t *core, kv_json_t *json, kvd_set_t t, uint32_t m
 	kv_json_close(json, '}');
 }
 
-static void group_json(kv_json_t *json, const kv_group_t *group)
+static void group_json(kv_json_t *json, const kv_group_t *group, uint32_t block_bytes)
 {
 	static const char *const rules[] = {"full", "window", "state"};
 
@@ -27,6 +27,7 @@ static void group_json(kv_json_t *json, const kv_group_t *group)
 	kv_json_u64(json, "group", group->id);
 	kv_json_text(json, "rule", rules[group->rule]);
 	kv_json_u64(json, "block_tokens", group->block_tokens);
+	kv_json_u64(json, "block_bytes", block_bytes);
 	if (group->rule == KV_RULE_WINDOW) {
 		kv_json_u64(json, "window", group->window);
 	}
@@ -42,16 +43,14 @@ static void space_json(kvd_core_t *core, kv_json_t *json, const kvd_space_t *spa
 	kv_json_u64(json, "epoch", space->epoch);
 	kv_json_text(json, "identity", space->identity);
 	kv_json_text(json, "layout", space->layout);
-	kv_json_u64(json, "block_bytes", space->geometry.block_bytes);
 	kv_json_u64(json, "hash_tokens", space->hash_tokens);
 	kv_json_open(json, "groups", '[');
 	for (uint32_t i = 0; i < space->group_count; i++) {
-		group_json(json, &space->groups[i]);
+		group_json(json, &space->groups[i], space->blocks[i].geometry.block_bytes);
 	}
 	kv_json_close(json, ']');
 	kv_json_u64(json, "blocks", tree->blocks - tree->private_blocks);
-	kv_json_u64(json, core->classes[space->slot_class].memory > 0 ? "blocks_gpu" : "blocks_cpu",
-		    tree->in[KVD_CPU] - tree->private_blocks);
+	kv_json_u64(json, space->memory > 0 ? "blocks_gpu" : "blocks_cpu", tree->in[KVD_CPU] - tree->private_blocks);
 	kv_json_u64(json, "blocks_disk", tree->in[KVD_DISK]);
 	kv_json_close(json, '}');
 }

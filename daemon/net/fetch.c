@@ -341,7 +341,8 @@ static kvd_fetch_t *find_fetch(const kvd_net_peer_t *peer, uint64_t id)
 static int offer_is_sound(const kvd_fetch_t *fetch, const kvd_net_offer_t *offer, uint32_t g)
 {
 	const kvd_prefix_t *prefix = &fetch->prefix;
-	const uint64_t leaves = (uint64_t)prefix->geometry.heads * prefix->geometry.leaves;
+	const kvk_geometry_t *geometry = &prefix->geometries[g < prefix->group_count ? g : 0];
+	const uint64_t leaves = (uint64_t)geometry->heads * geometry->leaves;
 	uint32_t first, end;
 
 	if (g == prefix->group_count || offer->ticket.len != KVD_NET_TICKET || offer->units > prefix->n ||
@@ -461,7 +462,7 @@ void *kvd_fetch_land(kvd_net_t *net, const kvd_envelope_t *envelope, size_t byte
 		for (batch_t *batch = fetch->batches; batch; batch = batch->next) {
 			if (batch->id != envelope->batch || batch->state != COMING || batch->buffer->landing ||
 			    !kvd_tls_equal(batch->ticket, envelope->ticket, sizeof batch->ticket) ||
-			    bytes != (size_t)batch->count * fetch->prefix.geometry.block_bytes) {
+			    bytes != (size_t)batch->count * fetch->prefix.geometries[batch->group].block_bytes) {
 				continue;
 			}
 			batch->buffer->landing = 1;
@@ -608,7 +609,8 @@ static kv_status_t take_grant(kvd_fetch_t *fetch, batch_t *batch)
 
 static kv_status_t make_room(kvd_fetch_t *fetch, batch_t *batch)
 {
-	batch->buffer = take_buffer(fetch->peer, (size_t)batch->count * fetch->prefix.geometry.block_bytes);
+	batch->buffer =
+		take_buffer(fetch->peer, (size_t)batch->count * fetch->prefix.geometries[batch->group].block_bytes);
 	if (!batch->buffer) {
 		return kvc_put_keep(batch->put) == KVC_ERR_REVOKED ? KV_ERR_REVOKED : KV_OK;
 	}
@@ -640,8 +642,8 @@ static kv_status_t start_copy(kvd_fetch_t *fetch, batch_t *batch)
 		return status;
 	}
 	copy->owner = batch;
-	copy->layout = &fetch->prefix.layout;
-	copy->geometry = fetch->prefix.geometry;
+	copy->layout = &fetch->prefix.layouts[batch->group];
+	copy->geometry = fetch->prefix.geometries[batch->group];
 	copy->from = batch->buffer->data;
 	copy->leaves = batch->leaves;
 	copy->count = batch->count;
@@ -654,7 +656,8 @@ static kv_status_t start_copy(kvd_fetch_t *fetch, batch_t *batch)
 
 static kv_status_t take_copy(kvd_fetch_t *fetch, batch_t *batch)
 {
-	const size_t leaves = (size_t)fetch->prefix.geometry.heads * fetch->prefix.geometry.leaves;
+	const kvk_geometry_t *geometry = &fetch->prefix.geometries[batch->group];
+	const size_t leaves = (size_t)geometry->heads * geometry->leaves;
 	kv_status_t status = batch->copy->bad > 0 ? KV_ERR_CORRUPT : KV_OK;
 
 	fetch->peer->counts.corrupt += batch->copy->bad > 0;
@@ -667,7 +670,7 @@ static kv_status_t take_copy(kvd_fetch_t *fetch, batch_t *batch)
 	if (status == KV_OK) {
 		status = (kv_status_t)kvc_put_end(batch->put, 0, batch->count);
 		batch->state = HANDED_IN;
-		fetch->peer->counts.bytes_in += (uint64_t)batch->count * fetch->prefix.geometry.block_bytes;
+		fetch->peer->counts.bytes_in += (uint64_t)batch->count * geometry->block_bytes;
 	}
 
 	return status;

@@ -292,15 +292,15 @@ kvc_status_t kvd_prefix_ready(kvd_prefix_t *prefix)
 		return status;
 	}
 	kvc_space_get_info(prefix->space->space, &info);
-	layout = kvc_space_layout(prefix->space->space);
-	if (kvk_layout_parse(layout, strlen(layout), &prefix->layout, NULL) != KV_OK) {
-		return KVC_ERR_LAYOUT;
-	}
-	kvk_layout_geometry(&prefix->layout, &prefix->geometry);
 	prefix->unit_tokens = info.hash_tokens;
 	prefix->group_count = kvc_space_groups(prefix->space->space, prefix->groups, KVD_GROUPS_MAX);
-	if (info.hash_tokens == 0 || prefix->group_count > KVD_GROUPS_MAX) {
+	layout = kvc_space_layout(prefix->space->space);
+	if (info.hash_tokens == 0 || prefix->group_count > KVD_GROUPS_MAX ||
+	    kvk_layouts_parse(layout, strlen(layout), prefix->layouts, prefix->group_count, NULL) != KV_OK) {
 		return KVC_ERR_LAYOUT;
+	}
+	for (uint32_t g = 0; g < prefix->group_count; g++) {
+		kvk_layout_geometry(&prefix->layouts[g], &prefix->geometries[g]);
 	}
 	for (uint32_t g = 0; g < prefix->group_count; g++) {
 		const uint32_t units_a_block = prefix->groups[g].block_tokens / info.hash_tokens;

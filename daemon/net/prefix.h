@@ -23,8 +23,8 @@ typedef struct kvd_prefix {
 	/* once there are keys */
 	kvc_group_info_t groups[KVD_GROUPS_MAX];
 	uint32_t group_count, unit_tokens;
-	kvk_layout_t layout;
-	kvk_geometry_t geometry;
+	kvk_layout_t layouts[KVD_GROUPS_MAX]; /* of the groups' blocks */
+	kvk_geometry_t geometries[KVD_GROUPS_MAX];
 	/* once it has a private block */
 	uint32_t private_units, partial; /* units before it; its tokens, 0: none */
 	kvc_key_t private_key;

@@ -36,7 +36,7 @@ struct kvd_serve {
 	state_t state;
 	kvd_prefix_t prefix;
 	char transfer[KVC_MAX_TRANSFER + 1]; /* "": a prefix */
-	char layout[KVK_LAYOUT_TEXT_MAX];
+	char layout[KVK_LAYOUTS_TEXT_MAX];
 	uint64_t deadline_ns;
 	kvc_handover_t *handover;
 	uint32_t offered; /* units */
@@ -252,7 +252,8 @@ void kvd_serve_pushed(void *object, kv_status_t status)
 
 	if (status == KV_OK) {
 		serve->peer->counts.messages_out++;
-		serve->peer->counts.bytes_out += (uint64_t)batch->count * serve->prefix.geometry.block_bytes;
+		serve->peer->counts.bytes_out +=
+			(uint64_t)batch->count * serve->prefix.geometries[batch->group].block_bytes;
 	} else if (serve->failed == KV_OK) {
 		serve->failed = status;
 	}
@@ -266,7 +267,7 @@ static kv_status_t push(batch_t *batch)
 {
 	kvd_serve_t *serve = batch->serve;
 	const kvc_lease_t *lease = serve->leases[batch->group];
-	const size_t bytes = serve->prefix.geometry.block_bytes;
+	const size_t bytes = serve->prefix.geometries[batch->group].block_bytes;
 	struct iovec runs[KVD_BYTES_RUNS_MAX];
 	kvd_envelope_t envelope = {.batch = batch->id};
 	uint32_t n = 0;
@@ -479,7 +480,8 @@ static kv_status_t check_leases(const kvd_serve_t *serve)
 
 static kv_status_t offer(kvd_serve_t *serve, uint32_t count)
 {
-	const size_t leaves = (size_t)serve->prefix.geometry.heads * serve->prefix.geometry.leaves;
+	const kvk_geometry_t *geometry = &serve->prefix.geometries[serve->group];
+	const size_t leaves = (size_t)geometry->heads * geometry->leaves;
 	batch_t *batch = calloc(1, sizeof *batch);
 	uint64_t *digests = malloc((size_t)count * leaves * sizeof *digests);
 	kvd_net_offer_t message;
@@ -541,7 +543,7 @@ static kv_status_t offer_units(kvd_serve_t *serve)
 
 static uint32_t batch_blocks(const kvd_serve_t *serve)
 {
-	const kvk_geometry_t *geometry = &serve->prefix.geometry;
+	const kvk_geometry_t *geometry = &serve->prefix.geometries[serve->group];
 	uint32_t most = KVD_NET_BATCH_BYTES / geometry->block_bytes;
 	uint32_t by_leaves = KVD_NET_MAX_LEAVES / (geometry->heads * geometry->leaves);
 
@@ -554,10 +556,8 @@ static uint32_t batch_blocks(const kvd_serve_t *serve)
 /* KV_PENDING: more in a later step. */
 static kv_status_t offer_more(kvd_serve_t *serve)
 {
-	const uint32_t most = batch_blocks(serve);
-
 	while (serve->group < serve->prefix.group_count) {
-		uint32_t left = serve->end[serve->group] - serve->block;
+		uint32_t left = serve->end[serve->group] - serve->block, most;
 		kv_status_t status;
 
 		if (left == 0) {
@@ -568,6 +568,7 @@ static kv_status_t offer_more(kvd_serve_t *serve)
 		if (serve->batch_count >= KVD_NET_OFFERS_MAX) {
 			return KV_PENDING;
 		}
+		most = batch_blocks(serve);
 		status = offer(serve, left < most ? left : most);
 		if (status != KV_OK) {
 			return status == KV_ERR_BUSY ? KV_PENDING : status;

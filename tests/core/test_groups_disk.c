@@ -191,12 +191,82 @@ KV_TEST(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each)
 	universe_fini(&u_);
 }
 
-STAGE_TEST(p4_status_names_the_groups_of_a_space, stage(16, 16))
+/* ---- sizes of their own ------------------------------------------------------------------------ */
+
+static void stage_uneven(void)
+{
+	universe_init(&u_, &(u_config_t){.cpu_slots = 32, .disk_slots = 32}, NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	u_.uneven = 1;
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+}
+
+/* Four blocks in a group, and what a lease on them is charged. */
+static uint64_t charge(uint32_t group)
+{
+	const kvd_instance_rec_t *instance;
+
+	u_.group = group;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 4);
+	instance = kvd_instance_at(u_.core, kvd_member_find(u_.core, m_->id)->instance);
+	const uint64_t bytes = instance->pinned_bytes[KVD_HOST_MEM];
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+
+	return bytes;
+}
+
+KV_TEST(p6_blocks_of_a_group_are_charged_their_own_size)
+{
+	stage_uneven();
+	for (uint32_t group = 0; group < 2; group++) {
+		u_.group = group;
+		put_settled(0, 4);
+	}
+	assert_int_equal(charge(0), 4 * 4096);
+	assert_int_equal(charge(1), 4 * 8192);
+	universe_check(&u_);
+	stage_end();
+}
+
+KV_TEST(p2_groups_with_blocks_of_other_sizes_are_found_after_a_restart)
+{
+	fake_tier_t disk;
+
+	stage_uneven();
+	for (uint32_t group = 0; group < 2; group++) {
+		u_.group = group;
+		put_settled(0, 4);
+	}
+	universe_kill(&u_, &disk);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 32, .disk_slots = 32}, &disk);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	u_.uneven = 1;
+	space_ = u_space(&u_, 0, "model");
+	for (uint32_t group = 0; group < 2; group++) {
+		u_.group = group;
+		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
+		assert_int_equal(reply_.n, 4);
+		assert_int_equal(reply_.n_disk, 4);
+		u_settle(&u_);
+		assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	}
+	assert_int_equal(charge(0), 4 * 4096);
+	assert_int_equal(charge(1), 4 * 8192);
+	universe_check(&u_);
+	stage_end();
+}
+
+KV_TEST(p4_status_names_the_groups_of_a_space)
 {
 	static char json[65536];
 
+	stage_uneven();
 	kvd_core_status_json(u_.core, 0, 1, json, sizeof json);
-	assert_non_null(strstr(json, "{\"group\":1,\"rule\":\"window\",\"block_tokens\":16,\"window\":63}"));
-	assert_non_null(strstr(json, "{\"group\":2,\"rule\":\"state\",\"block_tokens\":32}"));
-	assert_non_null(strstr(json, "{\"group\":5,\"rule\":\"full\",\"block_tokens\":16}"));
+	assert_non_null(strstr(json, "{\"group\":1,\"rule\":\"window\",\"block_tokens\":16,\"block_bytes\":8192,"
+				     "\"window\":63}"));
+	assert_non_null(strstr(json, "{\"group\":2,\"rule\":\"state\",\"block_tokens\":32,\"block_bytes\":4096}"));
+	assert_non_null(strstr(json, "{\"group\":5,\"rule\":\"full\",\"block_tokens\":16,\"block_bytes\":8192}"));
+	stage_end();
 }

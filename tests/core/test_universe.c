@@ -70,6 +70,7 @@ static kv_status_t open_space(life_t *l, const u_member_t *m, uint32_t space)
 	kv_status_t status;
 
 	l->u.block_bytes = which > 0 ? 8192 : 4096; /* of another class */
+	l->u.uneven = which == 0;                   /* its large blocks are of the class of the others' */
 	l->u.group_count = which == 2 ? 1 : U_GROUPS;
 	l->u.memory = l->u.gpu.cap > 0 && which == 1;
 	status = u_open(&l->u, ns_of(space), m, names[which], 0, &l->space[space]);

@@ -444,6 +444,7 @@ const kv_group_t u_groups[U_GROUPS] = {{.id = 0, .rule = KV_RULE_FULL, .block_to
 kv_status_t u_open(universe_t *u, uint32_t ns, const u_member_t *m, const char *name, int known,
 		   kvd_space_info_t *p_info)
 {
+	kvs_geometry_t geometries[U_GROUPS];
 	kvd_space_open_t ask = {.ns = u->ns[ns],
 				.member = m ? m->id : 0,
 				.known = known,
@@ -452,14 +453,19 @@ kv_status_t u_open(universe_t *u, uint32_t ns, const u_member_t *m, const char *
 				.hash_tokens = 16,
 				.groups = u_groups,
 				.group_count = u->group_count,
-				.geometry = {.block_bytes = u->block_bytes,
-					     .heads = 2,
-					     .leaves = 2,
-					     .leaf_bytes = u->block_bytes / 4,
-					     .page_bytes = u->block_bytes / 4},
+				.geometries = geometries,
 				.layout = "layout",
 				.memory = u->memory};
 
+	for (uint32_t g = 0; g < u->group_count; g++) {
+		const uint32_t bytes = u->block_bytes << (u->uneven ? g % 2 : 0);
+
+		geometries[g] = (kvs_geometry_t){.block_bytes = bytes,
+						 .heads = 2,
+						 .leaves = 2,
+						 .leaf_bytes = bytes / 4,
+						 .page_bytes = bytes / 4};
+	}
 	memcpy(ask.root, name, strlen(name) < 31 ? strlen(name) : 31);
 	ask.root[31] = (uint8_t)ns;
 

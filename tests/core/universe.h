@@ -104,6 +104,7 @@ typedef struct universe {
 	uint32_t memory;       /* of spaces opened from now on; 1: `gpu` */
 	kvs_tier_t *pool;      /* the real CPU tier instead of `cpu`; NULL: not */
 	uint32_t block_bytes;  /* of spaces opened from now on */
+	int uneven;            /* and blocks of every other group are twice as large */
 	uint32_t group_count;  /* likewise: the first ones of u_groups */
 	int has_disk;
 	kvd_core_config_t config;

@@ -1,9 +1,24 @@
-/* Any bytes as a layout text: refused, or valid and exactly the text that this layout has. */
+/* Any bytes as a layout text, and as that of three groups: refused, or valid and exactly the text that these layouts
+ * have. */
 #include "kvk/layout.h"
 
 #include "kv/env.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void try_groups(const char *data, size_t size)
+{
+	char text[KVK_LAYOUTS_TEXT_MAX];
+	kvk_layout_t layouts[3];
+	const char *why = NULL;
+
+	if (kvk_layouts_parse(data, size, layouts, 3, &why) != KV_OK) {
+		kv_assert(why != NULL);
+		return;
+	}
+	kv_assert(kvk_layouts_format(layouts, 3, text, sizeof text) == KV_OK);
+	kv_assert(strlen(text) == size && memcmp(text, data, size) == 0);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -14,6 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	size_t offset;
 	size_t len;
 
+	try_groups((const char *)data, size);
 	if (kvk_layout_parse((const char *)data, size, &layout, &why) != KV_OK) {
 		kv_assert(why != NULL);
 		return 0;

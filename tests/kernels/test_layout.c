@@ -189,6 +189,72 @@ KV_TEST(p10_only_canonical_text_is_read)
 	}
 }
 
+KV_TEST(p10_text_and_layouts_of_groups_are_one_to_one)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	char text[KVK_LAYOUTS_TEXT_MAX];
+
+	for (int round = 0; round < 500; round++) {
+		const uint32_t count = 1 + (uint32_t)kv_test_below(&rng, 8);
+		kvk_layout_t layouts[8], back[8];
+		const char *why = NULL;
+		size_t len;
+
+		for (uint32_t g = 0; g < count; g++) {
+			layouts[g] = g > 0 && kv_test_below(&rng, 2) ? layouts[g - 1] : random_layout(&rng);
+		}
+		assert_int_equal(kvk_layouts_format(layouts, count, text, sizeof text), KV_OK);
+		len = strlen(text);
+		assert_int_equal(kvk_layouts_parse(text, len, back, count, &why), KV_OK);
+		assert_memory_equal(back, layouts, count * sizeof *layouts);
+		assert_int_equal(kvk_layouts_format(layouts, count, text, len), KV_ERR_TOO_BIG);
+		if (strchr(text, ';')) { /* else it is the text of any number of groups */
+			assert_int_equal(kvk_layouts_parse(text, len, back, count - 1, &why), KV_ERR_LAYOUT);
+			assert_int_equal(kvk_layouts_parse(text, len, back, count + 1, &why), KV_ERR_LAYOUT);
+		}
+		for (int i = 0; i < 50; i++) {
+			const size_t at = kv_test_below(&rng, len);
+			const char saved = text[at];
+			char again[KVK_LAYOUTS_TEXT_MAX];
+
+			text[at] = (char)kv_test_below(&rng, 128);
+			if (kvk_layouts_parse(text, len, back, count, &why) == KV_OK) {
+				assert_int_equal(kvk_layouts_format(back, count, again, sizeof again), KV_OK);
+				assert_string_equal(again, text);
+			}
+			text[at] = saved;
+		}
+	}
+}
+
+KV_TEST(p10_runs_of_equal_layouts_have_one_text)
+{
+#define ONE "kvk1 heads=8 layers=32 tokens=16 k=128 v=128 dtype=bf16 inner=split page=0"
+#define TWO "kvk1 heads=4 layers=32 tokens=16 k=128 v=128 dtype=bf16 inner=split page=0"
+	static const char *const bad[] = {
+		"2*" ONE,
+		"1*" ONE ";1*" ONE,
+		"1*" ONE ";1*" TWO ";",
+		";1*" ONE ";1*" TWO,
+		"01*" ONE ";1*" TWO,
+		"0*" ONE ";2*" TWO,
+		ONE ";" TWO,
+		"2*" ONE ";1*" TWO,
+		"1*" ONE ";4294967297*" TWO,
+	};
+	static const char good[] = "1*" ONE ";1*" TWO;
+	kvk_layout_t layouts[2];
+	const char *why = NULL;
+
+	assert_int_equal(kvk_layouts_parse(good, strlen(good), layouts, 2, &why), KV_OK);
+	assert_int_equal(layouts[1].heads, 4);
+	assert_int_equal(kvk_layouts_parse(ONE, strlen(ONE), layouts, 2, &why), KV_OK);
+	assert_memory_equal(&layouts[0], &layouts[1], sizeof layouts[0]);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvk_layouts_parse(bad[i], strlen(bad[i]), layouts, 2, &why), KV_ERR_LAYOUT);
+	}
+}
+
 KV_TEST(only_the_inner_order_may_differ)
 {
 	kvk_layout_t other = plain;

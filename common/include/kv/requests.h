@@ -117,19 +117,19 @@
 
 #define KV_FIELDS_space_open(F)                                                                                        \
 	F(TEXT, identity, KV_MAX_TEXT, "canonical identity text (kv/identity.h); the daemon adds the namespace")        \
-	F(STR, layout, 512, "canonical text of the pool block's layout (kvk/layout.h), the same as in the identity") \
+	F(STR, layout, 1024, "canonical text of the layouts of the groups' blocks (kvk/layout.h), the same as in the identity") \
 	F(U32, flags, KV_SPACE_KNOWN, "bit 0: only a space that was opened before, here or as the disk knows; else NOT_FOUND")
 #define KV_FIELDS_space_open_reply(F)                                                                                  \
 	F(U32, space, 0, "space id: the space's as long as a member has it open, a lease, put or hand-over names it, or no other space needs a number")                                                       \
 	F(U64, epoch, 0, "current epoch; never that of another space")                                                 \
 	F(BIN, root, 32, "root digest the chain starts from")                                                          \
 	F(U32, hash_tokens, 0, "tokens a unit of the chain")                                                           \
-	F(U32, block_bytes, 0, "payload bytes of a block")                                                             \
+	F(U32, block_bytes, 0, "payload bytes of a block of the first group; this and the next four follow from its layout")          \
 	F(U32, heads, 0, "heads of the layout: digest roots a block")                                                  \
 	F(U32, leaves, 0, "digest leaves a head")                                                                      \
 	F(U32, leaf_bytes, 0, "bytes of a leaf; the last one of an opaque page may be shorter")                        \
 	F(U32, page_bytes, 0, "bytes of one page, i.e. one (head, layer): where the leaves start anew")                \
-	F(STR, layout, 512, "canonical layout of the pool block; its inner order may differ from the one asked for")
+	F(STR, layout, 1024, "canonical layouts of the groups' blocks; their inner order may differ from the one asked for")
 
 #define KV_FIELDS_space_close(F) F(U32, space, 0, "space id; NOT_FOUND: the member did not have it open")
 #define KV_FIELDS_space_close_reply(F) F(U32, reserved, 0, "0")

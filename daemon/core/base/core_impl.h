@@ -168,6 +168,12 @@ static inline kv_status_t kvd_space_group(const kvd_space_t *space, uint32_t id,
 	return KV_ERR_UNSUPPORTED;
 }
 
+/* Of one of the space's groups. */
+static inline const kvd_group_blocks_t *kvd_blocks_of(const kvd_space_t *space, const kv_group_t *group)
+{
+	return &space->blocks[group - space->groups];
+}
+
 static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t index)
 {
 	return ++core->sequence << KVD_ID_BITS | index;

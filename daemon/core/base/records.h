@@ -68,11 +68,19 @@ typedef struct kvd_rebalance {
 	int orphans;      /* a class lacks a number: empty slabs of classes that nobody has open go */
 } kvd_rebalance_t;
 
+/* What the blocks of a group are. */
+typedef struct kvd_group_blocks {
+	kvs_geometry_t geometry;
+	uint32_t slot_class;
+	uint32_t layers; /* writers' ranges are in heads and layers */
+	uint32_t pieces; /* digest leaves a layer */
+} kvd_group_blocks_t;
+
 typedef struct kvd_space {
 	uint32_t ns;
 	uint32_t id; /* in its namespace: index of its epoch in the mirror; 0: closed, it has none (ends/space.h) */
 	uint32_t tree;
-	uint32_t slot_class;
+	uint32_t memory;    /* that its blocks lie in; 0: host memory and disk */
 	uint32_t leaving;   /* trees of old epochs that are still being taken down */
 	uint32_t users;     /* open members that have it open */
 	uint32_t handovers; /* entries that name it */
@@ -81,10 +89,8 @@ typedef struct kvd_space {
 	uint8_t root[32];
 	uint32_t hash_tokens;
 	kv_group_t groups[KV_MAX_GROUPS];
+	kvd_group_blocks_t blocks[KV_MAX_GROUPS]; /* in the order of the groups */
 	uint32_t group_count;
-	uint32_t layers; /* writers' ranges are in heads and layers       */
-	uint32_t pieces; /* digest leaves a layer                         */
-	kvs_geometry_t geometry;
 	char *identity, *layout, *lora; /* lora: NULL for none                           */
 } kvd_space_t;
 

@@ -7,7 +7,7 @@
 
 static kvd_order_t *order_of(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
 {
-	return &core->classes[kvd_tree_of(&core->ix, block)->slot_class].order[t];
+	return &core->classes[kvd_class_of(&core->ix, block)].order[t];
 }
 
 /* ---- pins and references --------------------------------------------------------------------- */
@@ -21,7 +21,7 @@ static kvd_pin_t *pin_at(kvd_core_t *core, uint32_t id)
  * that this pins, or credit it with those it releases. */
 static void count_pinned(kvd_core_t *core, uint32_t block, kvd_pin_class_t pins, int pinned)
 {
-	const kvd_class_t *class = &core->classes[kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class];
+	const kvd_class_t *class = &core->classes[kvd_class_of(&core->ix, kvd_block_at(&core->ix, block))];
 	kvd_ns_t *ns = core->ns[class->ns];
 	uint64_t blocks = pinned ? kvd_index_pin_path(&core->ix, block, pins)
 				 : (uint64_t)0 - kvd_index_unpin_path(&core->ix, block, pins);
@@ -235,12 +235,12 @@ static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
 
 static const kvd_class_t *class_of(const kvd_core_t *core, const kvd_block_t *block)
 {
-	return &core->classes[kvd_tree_of(&core->ix, block)->slot_class];
+	return &core->classes[kvd_class_of(&core->ix, block)];
 }
 
 static int goes_to_disk(const kvd_core_t *core, const kvd_block_t *block)
 {
-	return kvd_class_has_disk(core, kvd_tree_of(&core->ix, block)->slot_class) && !kvd_is_private(&core->ix, block);
+	return kvd_class_has_disk(core, kvd_class_of(&core->ix, block)) && !kvd_is_private(&core->ix, block);
 }
 
 void kvd_block_queue_write(kvd_core_t *core, uint32_t id)

@@ -23,9 +23,9 @@ void kvd_events_flush(kvd_core_t *core)
 		.space = tree->space,
 		.group = g->group,
 		.rule = group->rule,
-		.medium = g->t == KVD_DISK                              ? KV_TIER_DISK
-			  : core->classes[space->slot_class].memory > 0 ? KV_TIER_GPU
-									: KV_TIER_CPU,
+		.medium = g->t == KVD_DISK    ? KV_TIER_DISK
+			  : space->memory > 0 ? KV_TIER_GPU
+					      : KV_TIER_CPU,
 		.count = g->count,
 		.hashes = g->hashes,
 		.has_parent = g->has_parent,

@@ -49,9 +49,7 @@ static void hide_subtree(kvd_core_t *core, uint32_t id, uint32_t flags)
 
 		if (node->n[t] > 0) {
 			above->children_in[t]--;
-			core->policy->join(&core->ix,
-					   &core->classes[kvd_tree_at(&core->ix, node->tree)->slot_class].order[t], t,
-					   last, core->stamp);
+			core->policy->join(&core->ix, &core->classes[node->slot_class].order[t], t, last, core->stamp);
 		}
 	}
 }

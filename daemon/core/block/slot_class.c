@@ -132,11 +132,11 @@ static uint64_t slot_stride(const kvs_geometry_t *geometry)
 	return ((uint64_t)geometry->block_bytes + 4095u) / 4096u * 4096u;
 }
 
-kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class)
+kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, const kvs_geometry_t *geometry,
+			   uint32_t *p_class)
 {
 	uint32_t tier_class[KVD_TIERS] = {KVD_NONE, KVD_NONE};
 	const char *name = core->ns[ask->ns]->name;
-	const kvs_geometry_t *geometry = &ask->geometry;
 	kv_status_t status = kvs_class_open_in(core->tier[KVD_CPU], ask->memory, name, geometry, &tier_class[KVD_CPU]);
 
 	if (status == KV_OK && kvd_disk(core) && ask->memory == 0) {

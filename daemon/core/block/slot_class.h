@@ -15,8 +15,9 @@ kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS
 /* No space or tree names the class: its place, and its numbers in the tiers, may be another's. 0: it was
  * closed before, or slabs of it are on their way. */
 int kvd_class_close(kvd_core_t *core, uint32_t slot_class);
-/* The class of the space's geometry and memory, opened on each tier. As kvs_class_open(). */
-kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class);
+/* The class of a geometry and the space's memory, opened on each tier. As kvs_class_open(). */
+kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, const kvs_geometry_t *geometry,
+			   uint32_t *p_class);
 /* The class was found in a memory of the CPU tier, and no space of it is open. */
 void kvd_class_adopt(kvd_core_t *core, uint32_t slot_class, uint32_t memory);
 /* Ask tier t what the class has there. */

@@ -118,7 +118,7 @@ static void finish_write(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 static kv_status_t start_write(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
-	uint32_t slot_class = kvd_tree_of(&core->ix, block)->slot_class, parent = kvd_index_parent(&core->ix, id);
+	uint32_t slot_class = kvd_class_of(&core->ix, block), parent = kvd_index_parent(&core->ix, id);
 	kvs_meta_t meta;
 	kvd_io_t *io;
 	kv_status_t status = kvd_io_create(core, id, finish_write, &io);
@@ -245,8 +245,7 @@ void kvd_write_behind_run(kvd_core_t *core)
 			break; /* wait for what is in flight */
 		}
 		kvd_queue_remove(&core->ix, head);
-		if (kvd_class_expects_slots(core, kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class,
-					    KVD_DISK)) {
+		if (kvd_class_expects_slots(core, kvd_class_of(&core->ix, kvd_block_at(&core->ix, block)), KVD_DISK)) {
 			kvd_queue_push(&core->ix, head); /* a file is being emptied for it: others first */
 			break;
 		}

@@ -23,10 +23,27 @@ static uint32_t ns_of_class(const kvd_core_t *core, kvd_set_t t, uint32_t tier_c
 	return KVD_NONE;
 }
 
+/* The first block of a group says the group's class. KV_ERR_ARG: more groups than a space has. */
+static kv_status_t add_tree_group(kvd_core_t *core, kvd_tree_t *tree, kvd_set_t t, uint32_t tier_class, uint8_t group)
+{
+	uint32_t tier_classes[KVD_TIERS] = {KVD_NONE, KVD_NONE}, slot_class;
+	kv_status_t status = KV_ERR_ARG;
+
+	tier_classes[t] = tier_class;
+	if (tree->group_count < KV_MAX_GROUPS) {
+		status = kvd_class_find(core, tier_classes, ns_of_class(core, t, tier_class), &slot_class);
+	}
+	if (status == KV_OK) {
+		tree->groups[tree->group_count++] = (kvd_tree_group_t){.slot_class = slot_class, .group = group};
+	}
+
+	return status;
+}
+
 static kv_status_t find_or_create_tree(kvd_core_t *core, kvd_set_t t, uint32_t tier_class, const kvs_meta_t *meta)
 {
 	kvd_recovery_t *recovery = &core->recovery;
-	uint32_t tier_classes[KVD_TIERS] = {KVD_NONE, KVD_NONE}, slot_class;
+	uint32_t slot_class;
 	kvd_tree_t *tree;
 	kv_status_t status;
 
@@ -35,19 +52,24 @@ static kv_status_t find_or_create_tree(kvd_core_t *core, kvd_set_t t, uint32_t t
 		if (tree && tree->live && tree->epoch == meta->epoch &&
 		    memcmp(tree->root, meta->root, sizeof tree->root) == 0) {
 			recovery->tree = id;
-			return core->classes[tree->slot_class].tier_class[t] == tier_class ? KV_OK : KV_ERR_ARG;
+			slot_class = kvd_tree_class(tree, meta->group);
+			return slot_class == KVD_NONE ? add_tree_group(core, tree, t, tier_class, meta->group)
+			       : core->classes[slot_class].tier_class[t] == tier_class ? KV_OK
+										       : KV_ERR_ARG;
 		}
 	}
-	tier_classes[t] = tier_class;
-	status = kvd_class_find(core, tier_classes, ns_of_class(core, t, tier_class), &slot_class);
-	if (status == KV_OK) {
-		status = kvd_tree_create(&core->ix, &recovery->tree);
-	}
+	status = kvd_tree_create(&core->ix, &recovery->tree);
 	if (status != KV_OK) {
 		return status;
 	}
 	tree = kvd_tree_at(&core->ix, recovery->tree);
-	tree->slot_class = slot_class;
+	status = add_tree_group(core, tree, t, tier_class, meta->group);
+	if (status != KV_OK) {
+		kvd_tree_destroy(&core->ix, recovery->tree);
+		recovery->tree = KVD_NONE;
+		return status;
+	}
+	slot_class = tree->groups[0].slot_class;
 	tree->tally = core->classes[slot_class].ns == KVD_NONE ? &core->unowned_blocks
 							       : &core->ns[core->classes[slot_class].ns]->blocks;
 	tree->epoch = meta->epoch;
@@ -98,7 +120,7 @@ static kv_status_t take_in_block(kvd_core_t *core, kvd_set_t t, uint32_t tier_cl
 	}
 	kvd_block_at(&core->ix, id)->flags = KVD_EVENT_PENDING;
 	kvd_index_join(&core->ix, id, t);
-	core->policy->join(&core->ix, &core->classes[kvd_tree_at(&core->ix, recovery->tree)->slot_class].order[t], t,
+	core->policy->join(&core->ix, &core->classes[kvd_class_of(&core->ix, kvd_block_at(&core->ix, id))].order[t], t,
 			   id, ++core->stamp);
 
 	return KV_OK;
@@ -110,9 +132,9 @@ static void renew_mark(kvd_core_t *core, kvd_set_t t, kvs_loc_t loc, const kv_ke
 	const uint32_t id = kvd_index_find_in_slot(&core->ix, key, group, t, loc);
 
 	if (id != KVD_NONE) {
-		const kvd_tree_t *tree = kvd_tree_of(&core->ix, kvd_block_at(&core->ix, id));
+		const uint32_t slot_class = kvd_class_of(&core->ix, kvd_block_at(&core->ix, id));
 
-		core->policy->join(&core->ix, &core->classes[tree->slot_class].order[t], t, id, ++core->stamp);
+		core->policy->join(&core->ix, &core->classes[slot_class].order[t], t, id, ++core->stamp);
 	}
 }
 
@@ -247,9 +269,12 @@ static kv_status_t begin_take_in(kvd_core_t *core, kvs_tier_t *disk)
 		for (uint32_t i = 0; i < core->ns[n]->space_made && status == KV_OK; i++) {
 			const kvd_space_t *space = core->ns[n]->spaces[i];
 
-			status = space ? kvs_class_open(disk, core->ns[n]->name, &space->geometry,
-							&core->classes[space->slot_class].tier_class[KVD_DISK])
-				       : KV_OK;
+			for (uint32_t g = 0; space && g < space->group_count && status == KV_OK; g++) {
+				const kvd_group_blocks_t *blocks = &space->blocks[g];
+
+				status = kvs_class_open(disk, core->ns[n]->name, &blocks->geometry,
+							&core->classes[blocks->slot_class].tier_class[KVD_DISK]);
+			}
 		}
 	}
 	for (uint32_t i = 0; i < core->class_count && status != KV_OK; i++) {

@@ -87,6 +87,33 @@ static void finish_epoch_record(void *arg, kv_status_t status)
 	}
 }
 
+/* Which group of the space has blocks in slots of this class? space->group_count: none. */
+static uint32_t find_group_of_class(const kvd_space_t *space, uint32_t slot_class)
+{
+	uint32_t g = 0;
+
+	while (g < space->group_count && space->blocks[g].slot_class != slot_class) {
+		g++;
+	}
+
+	return g;
+}
+
+/* Has the space all groups of a recovered tree, with blocks of the same kind? */
+static int has_its_groups(const kvd_space_t *space, const kvd_tree_t *tree)
+{
+	int all = 1;
+
+	for (uint32_t i = 0; i < tree->group_count; i++) {
+		const kv_group_t *group;
+
+		all = all && kvd_space_group(space, tree->groups[i].group, &group) == KV_OK &&
+		      kvd_blocks_of(space, group)->slot_class == tree->groups[i].slot_class;
+	}
+
+	return all;
+}
+
 /* The tree that was recovered under this root, or a new one. */
 static kv_status_t find_or_create_tree(kvd_core_t *core, const kvd_space_t *space, uint32_t *p_tree)
 {
@@ -102,7 +129,7 @@ static kv_status_t find_or_create_tree(kvd_core_t *core, const kvd_space_t *spac
 		}
 	}
 	if (found != KVD_NONE && kvd_tree_at(&core->ix, found)->epoch == space->epoch &&
-	    kvd_tree_at(&core->ix, found)->slot_class == space->slot_class) {
+	    has_its_groups(space, kvd_tree_at(&core->ix, found))) {
 		*p_tree = found;
 		return KV_OK;
 	}
@@ -122,7 +149,11 @@ static void adopt_tree(kvd_core_t *core, const kvd_space_t *space, uint32_t self
 	tree->ns = space->ns;
 	tree->tally = &core->ns[space->ns]->blocks;
 	tree->space = self;
-	tree->slot_class = space->slot_class;
+	tree->group_count = space->group_count;
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		tree->groups[g] =
+			(kvd_tree_group_t){.slot_class = space->blocks[g].slot_class, .group = space->groups[g].id};
+	}
 	tree->epoch = space->epoch;
 	memcpy(tree->root, space->root, sizeof tree->root);
 	kvd_show_tree(core, tree); /* what was recovered has to be in the mirror */
@@ -278,11 +309,10 @@ static kv_status_t keep_epoch_in_memory(kvd_core_t *core, const kvd_space_t *spa
 	const kvs_epoch_t e = {
 		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
 
-	const uint32_t memory = core->classes[space->slot_class].memory;
-	kv_status_t status = kvs_epoch_set_in(core->tier[KVD_CPU], memory, &e, ignore_result, NULL);
+	kv_status_t status = kvs_epoch_set_in(core->tier[KVD_CPU], space->memory, &e, ignore_result, NULL);
 
-	if (status == KV_ERR_LIMIT && drop_epochs(core, core->tier[KVD_CPU], memory)) {
-		status = kvs_epoch_set_in(core->tier[KVD_CPU], memory, &e, ignore_result, NULL);
+	if (status == KV_ERR_LIMIT && drop_epochs(core, core->tier[KVD_CPU], space->memory)) {
+		status = kvs_epoch_set_in(core->tier[KVD_CPU], space->memory, &e, ignore_result, NULL);
 	}
 
 	return status;
@@ -293,24 +323,18 @@ static uint64_t open_epoch_in_memory(kvd_core_t *core, const kvd_space_t *space)
 	uint64_t epoch = kvs_epoch_get(core->tier[KVD_CPU], space->root);
 
 	if (epoch == 0) {
-		epoch = first_epoch(core, core->classes[space->slot_class].memory);
+		epoch = first_epoch(core, space->memory);
 		(void)keep_epoch_in_memory(core, space, epoch);
 	}
 
 	return epoch;
 }
 
-/* Spaces in the memory of a GPU have no disk. */
-static int has_disk(const kvd_core_t *core, const kvd_space_t *space)
-{
-	return core->classes[space->slot_class].memory == 0;
-}
-
 static uint64_t open_epoch(kvd_core_t *core, const kvd_space_t *space)
 {
 	uint64_t known;
 
-	if (!has_disk(core, space)) {
+	if (space->memory != KVD_HOST_MEM) {
 		return open_epoch_in_memory(core, space);
 	}
 	known = core->tier[KVD_DISK] ? kvs_epoch_get(core->tier[KVD_DISK], space->root) : 0;
@@ -349,15 +373,19 @@ typedef struct class_use {
 
 static void note_space(kvd_core_t *core, kvd_space_t **p_space, class_use_t *uses)
 {
-	class_use_t *use;
+	const kvd_space_t *space;
 
 	if (free_if_gone(core, p_space)) {
 		return;
 	}
-	use = &uses[(*p_space)->slot_class];
-	use->is_named = 1;
-	use->is_kept |= (*p_space)->id != 0 && kvd_number_is_named(core, *p_space);
-	use->used = (*p_space)->used > use->used ? (*p_space)->used : use->used;
+	space = *p_space;
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		class_use_t *use = &uses[space->blocks[g].slot_class];
+
+		use->is_named = 1;
+		use->is_kept |= space->id != 0 && kvd_number_is_named(core, space);
+		use->used = space->used > use->used ? space->used : use->used;
+	}
 }
 
 /* One that was recovered, and that no space has opened, goes when it has lost its blocks. */
@@ -366,20 +394,23 @@ static void note_tree(kvd_core_t *core, uint32_t id, class_use_t *uses)
 	const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
 	uint64_t stamp;
 
-	if (!tree->live || tree->slot_class == KVD_NONE) {
+	if (!tree->live) {
 		return;
 	}
 	if (tree->ns == KVD_NONE && !tree->hidden && tree->blocks == 0) {
 		kvd_tree_destroy(&core->ix, id);
 		return;
 	}
-	uses[tree->slot_class].is_named = 1;
-	uses[tree->slot_class].is_leaving |= (int)tree->hidden;
-	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS && tree->ns == KVD_NONE; t++) {
-		class_use_t *use = &uses[tree->slot_class];
+	for (uint32_t i = 0; i < tree->group_count; i++) {
+		const uint32_t slot_class = tree->groups[i].slot_class;
+		class_use_t *use = &uses[slot_class];
 
-		if (kvd_class_coldest(core, tree->slot_class, t, &stamp) != KVD_NONE) {
-			use->used = stamp > use->used ? stamp : use->used;
+		use->is_named = 1;
+		use->is_leaving |= (int)tree->hidden;
+		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS && tree->ns == KVD_NONE; t++) {
+			if (kvd_class_coldest(core, slot_class, t, &stamp) != KVD_NONE) {
+				use->used = stamp > use->used ? stamp : use->used;
+			}
 		}
 	}
 }
@@ -398,6 +429,17 @@ static void note_uses(kvd_core_t *core, class_use_t *uses)
 	}
 }
 
+static int names_class(const kvd_tree_t *tree, uint32_t slot_class)
+{
+	uint32_t i = 0;
+
+	while (i < tree->group_count && tree->groups[i].slot_class != slot_class) {
+		i++;
+	}
+
+	return i < tree->group_count;
+}
+
 /* All blocks of the class go. */
 static void take_down_class(kvd_core_t *core, uint32_t slot_class)
 {
@@ -407,8 +449,8 @@ static void take_down_class(kvd_core_t *core, uint32_t slot_class)
 		for (uint32_t i = 0; i < core->ns[n]->space_made; i++) {
 			kvd_space_t *space = core->ns[n]->spaces[i];
 
-			if (space && space->slot_class == slot_class && kvd_number_close(core, space) &&
-			    !free_if_gone(core, &core->ns[n]->spaces[i]) &&
+			if (space && find_group_of_class(space, slot_class) < space->group_count &&
+			    kvd_number_close(core, space) && !free_if_gone(core, &core->ns[n]->spaces[i]) &&
 			    kvd_tree_create(&core->ix, &tree) == KV_OK) {
 				move_to_epoch(core, space, tree, space->epoch);
 			}
@@ -417,7 +459,7 @@ static void take_down_class(kvd_core_t *core, uint32_t slot_class)
 	for (uint32_t id = 0; id < core->ix.trees.made; id++) {
 		const kvd_tree_t *t = kvd_tree_at(&core->ix, id);
 
-		if (t->live && t->ns == KVD_NONE && !t->hidden && t->slot_class == slot_class) {
+		if (t->live && t->ns == KVD_NONE && !t->hidden && names_class(t, slot_class)) {
 			kvd_hide_tree(core, id);
 		}
 	}
@@ -438,10 +480,12 @@ static uint32_t find_class_to_close(const kvd_core_t *core, const class_use_t *u
 	return oldest;
 }
 
-/* A tier has no number for one more class. Those that nothing names are closed, or else one that nobody has open loses
- * its blocks; one a second, where numbers are only late. KV_ERR_BUSY: ask again soon. */
-static kv_status_t make_class_room(kvd_core_t *core, uint32_t memory, kv_status_t lacks)
+/* A tier has no number for one more class, and `space`, which is being made, has those of its first groups. Those that
+ * nothing names are closed, or else one that nobody has open loses its blocks; one a second, where numbers are only
+ * late. KV_ERR_BUSY: ask again soon. */
+static kv_status_t make_class_room(kvd_core_t *core, const kvd_space_t *space, kv_status_t lacks)
 {
+	const uint32_t memory = space->memory;
 	class_use_t *uses = kv_alloc(core->env, core->class_count * sizeof *uses);
 	const int may_take_down = lacks == KV_ERR_LIMIT || core->now_ns >= core->class_down_ns;
 	int closed = 0, leaving = 0;
@@ -452,6 +496,9 @@ static kv_status_t make_class_room(kvd_core_t *core, uint32_t memory, kv_status_
 	}
 	for (int look = 0; look < 2 && !closed && !leaving; look++) {
 		note_uses(core, uses);
+		for (uint32_t g = 0; g < space->group_count; g++) {
+			uses[space->blocks[g].slot_class].is_named = uses[space->blocks[g].slot_class].is_kept = 1;
+		}
 		for (uint32_t i = 0; i < core->class_count; i++) {
 			leaving |= core->classes[i].memory == memory && uses[i].is_leaving;
 			closed |= !uses[i].is_named && kvd_class_close(core, i);
@@ -468,15 +515,22 @@ static kv_status_t make_class_room(kvd_core_t *core, uint32_t memory, kv_status_
 	return closed ? KV_OK : leaving || oldest != KVD_NONE || lacks == KV_ERR_BUSY ? KV_ERR_BUSY : KV_ERR_LIMIT;
 }
 
-static kv_status_t open_class(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class)
+/* Of the space's next group. */
+static kv_status_t open_class(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_t *space)
 {
-	kv_status_t status = kvd_class_open(core, ask, p_class), room = KV_ERR_BUSY;
+	kvd_group_blocks_t *blocks = &space->blocks[space->group_count];
+	kv_status_t status, room = KV_ERR_BUSY;
 
+	blocks->geometry = ask->geometries[space->group_count];
+	blocks->pieces = (blocks->geometry.page_bytes - 1) / blocks->geometry.leaf_bytes + 1;
+	blocks->layers = blocks->geometry.leaves / blocks->pieces;
+	status = kvd_class_open(core, ask, &blocks->geometry, &blocks->slot_class);
 	if ((status == KV_ERR_LIMIT || status == KV_ERR_BUSY) && !core->coming) {
-		room = make_class_room(core, ask->memory, status);
-		status = room == KV_OK ? kvd_class_open(core, ask, p_class) : room;
+		room = make_class_room(core, space, status);
+		status = room == KV_OK ? kvd_class_open(core, ask, &blocks->geometry, &blocks->slot_class) : room;
 		status = room == KV_OK && status == KV_ERR_LIMIT ? KV_ERR_BUSY : status;
 	}
+	space->group_count += status == KV_OK ? 1 : 0;
 
 	return status;
 }
@@ -484,7 +538,6 @@ static kv_status_t open_class(kvd_core_t *core, const kvd_space_open_t *ask, uin
 static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_t **p_space)
 {
 	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
-	uint32_t pieces = (ask->geometry.page_bytes + ask->geometry.leaf_bytes - 1) / ask->geometry.leaf_bytes;
 	kv_status_t status = KV_ERR_NOMEM;
 
 	if (!space) {
@@ -493,10 +546,7 @@ static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, k
 	*space = (kvd_space_t){
 		.ns = ask->ns,
 		.hash_tokens = ask->hash_tokens,
-		.group_count = ask->group_count,
-		.pieces = pieces,
-		.layers = ask->geometry.leaves / pieces,
-		.geometry = ask->geometry,
+		.memory = ask->memory,
 	};
 	memcpy(space->groups, ask->groups, ask->group_count * sizeof *ask->groups);
 	memcpy(space->root, ask->root, sizeof space->root);
@@ -506,7 +556,9 @@ static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, k
 	if (!space->identity || !space->layout || (ask->lora && !space->lora)) {
 		goto err_space;
 	}
-	status = open_class(core, ask, &space->slot_class);
+	for (status = KV_OK; status == KV_OK && space->group_count < ask->group_count;) {
+		status = open_class(core, ask, space);
+	}
 	if (status != KV_OK) {
 		goto err_space;
 	}
@@ -523,25 +575,23 @@ err_space:
 	return status;
 }
 
-static int are_groups_valid(const kvd_space_open_t *ask)
+static int is_geometry_valid(const kvs_geometry_t *g)
 {
-	for (uint32_t i = 0; i < ask->group_count && i < KV_MAX_GROUPS; i++) {
-		if (ask->groups[i].block_tokens == 0 || ask->groups[i].block_tokens % ask->hash_tokens != 0) {
-			return 0;
-		}
-	}
-
-	return ask->group_count > 0 && ask->group_count <= KV_MAX_GROUPS;
+	return g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 && g->leaf_bytes > 0 && g->page_bytes > 0 &&
+	       g->leaves % ((g->page_bytes - 1) / g->leaf_bytes + 1) == 0;
 }
 
 /* The figures of a space come from a client and must agree before anything is sized by them. */
-static int is_geometry_valid(const kvd_space_open_t *ask)
+static int are_groups_valid(const kvd_space_open_t *ask)
 {
-	const kvs_geometry_t *g = &ask->geometry;
+	int valid = ask->hash_tokens > 0 && ask->group_count > 0 && ask->group_count <= KV_MAX_GROUPS;
 
-	return ask->hash_tokens > 0 && are_groups_valid(ask) && g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 &&
-	       g->leaf_bytes > 0 && g->page_bytes > 0 &&
-	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
+	for (uint32_t i = 0; valid && i < ask->group_count; i++) {
+		valid = ask->groups[i].block_tokens > 0 && ask->groups[i].block_tokens % ask->hash_tokens == 0 &&
+			is_geometry_valid(&ask->geometries[i]);
+	}
+
+	return valid;
 }
 
 /* Tell the disk tier's superblock the space's epoch. */
@@ -646,7 +696,7 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 	kvd_space_t *space;
 	kv_status_t status;
 
-	if (ask->ns >= core->ns_count || !is_geometry_valid(ask)) {
+	if (ask->ns >= core->ns_count || !are_groups_valid(ask)) {
 		return ask->ns < core->ns_count ? KV_ERR_LAYOUT : KV_ERR_ARG;
 	}
 	status = open_space(core, ask, &space);
@@ -656,7 +706,8 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 	kvd_member_open_space(core, ask->member, space);
 	/* The tier takes no block of a space that it has not recorded. It may have been off before, so each open
 	 * records again. */
-	if (core->tier[KVD_DISK] && has_disk(core, space) && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
+	if (core->tier[KVD_DISK] && space->memory == KVD_HOST_MEM &&
+	    kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
 		core->outstanding++;
 		status = record_epoch(core, space, space->epoch, finish_epoch_record, core);
 		if (status != KV_OK) {
@@ -668,11 +719,8 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_visibility_run(core); i++) {
 	}
 	kvd_events_flush(core);
-	*p_info = (kvd_space_info_t){.space = space->id,
-				     .epoch = space->epoch,
-				     .geometry = space->geometry,
-				     .hash_tokens = space->hash_tokens,
-				     .layout = space->layout};
+	*p_info = (kvd_space_info_t){
+		.space = space->id, .epoch = space->epoch, .hash_tokens = space->hash_tokens, .layout = space->layout};
 
 	return KV_OK;
 }
@@ -718,7 +766,7 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, uint
 	kvd_reset_t *reset;
 	kv_status_t status;
 
-	if (!has_disk(core, space)) {
+	if (space->memory != KVD_HOST_MEM) {
 		/* An epoch that is kept must change before the answer: the next daemon would bring back what is reset.
 		 */
 		return kvs_epoch_get(core->tier[KVD_CPU], space->root) == 0 ? KV_OK
@@ -803,8 +851,10 @@ void kvd_spaces_attach(kvd_core_t *core)
 		for (uint32_t i = 0; i < core->ns[n]->space_made; i++) {
 			kvd_space_t *space = core->ns[n]->spaces[i];
 
-			if (space && has_disk(core, space)) {
-				kvd_class_update(core, space->slot_class, KVD_DISK);
+			if (space && space->memory == KVD_HOST_MEM) {
+				for (uint32_t g = 0; g < space->group_count; g++) {
+					kvd_class_update(core, space->blocks[g].slot_class, KVD_DISK);
+				}
 				attach_space(core, space);
 			}
 		}

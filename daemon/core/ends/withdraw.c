@@ -101,7 +101,7 @@ static void record(kvd_core_t *core, kvd_withdrawal_t *withdrawal)
 	kvd_space_t *space;
 	kv_status_t status = kvd_space_find(core, withdrawal->ns, withdrawal->space, withdrawal->epoch, &space);
 
-	if (status == KV_OK && kvd_class_has_disk(core, space->slot_class)) {
+	if (status == KV_OK && core->tier[KVD_DISK] && space->memory == 0) {
 		core->outstanding++;
 		status = kvs_withdraw(core->tier[KVD_DISK], space->root, finish_record, withdrawal);
 		if (status == KV_OK) {

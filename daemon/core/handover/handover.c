@@ -263,16 +263,22 @@ void kvd_handover_end_wait(kvd_core_t *core, kvd_handover_t *entry)
 uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry)
 {
 	const kvd_space_t *space = space_of(core, entry);
-	uint64_t blocks = entry->private_pins.count;
+	uint64_t bytes = entry->tail_len + kvd_handover_ahead_bytes(entry);
+	const kvd_pin_t *pin;
 
 	for (uint32_t g = 0; g < space->group_count; g++) {
 		const kvd_handover_part_t *part = &entry->parts[g];
+		const int each = kvd_group_unchained(&space->groups[g]) || part->pins.count == 0;
 
 		/* One pin keeps the whole path of a full group. */
-		blocks += kvd_group_unchained(&space->groups[g]) || part->pins.count == 0 ? part->pins.count : part->n;
+		bytes += (each ? part->pins.count : part->n) * core->classes[space->blocks[g].slot_class].slot_bytes;
+	}
+	for (uint32_t id = entry->private_pins.head; id != KVD_NONE; id = pin->next) {
+		pin = kvd_obj_at(&core->pins, id);
+		bytes += core->classes[kvd_class_of(&core->ix, kvd_block_at(&core->ix, pin->block))].slot_bytes;
 	}
 
-	return blocks * core->classes[space->slot_class].slot_bytes + entry->tail_len + kvd_handover_ahead_bytes(entry);
+	return bytes;
 }
 
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer)
@@ -510,7 +516,7 @@ kv_status_t kvd_handover_find_transfer(kvd_core_t *core, const kvd_handover_name
 static kvd_handover_t *find_other_half(kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer,
 				       int is_awaited)
 {
-	const uint32_t memory = core->classes[space->slot_class].memory;
+	const uint32_t memory = space->memory;
 	uint32_t id = *bucket_of(core, space->ns, transfer);
 
 	while (id != KVD_NONE) {
@@ -518,7 +524,7 @@ static kvd_handover_t *find_other_half(kvd_core_t *core, const kvd_space_t *spac
 
 		id = entry->hash_next; /* first: the entry may end here */
 		if (!has_name(entry, space->ns, transfer) || entry->space == space->id ||
-		    core->classes[space_of(core, entry)->slot_class].memory != memory) {
+		    space_of(core, entry)->memory != memory) {
 			continue;
 		}
 		entry = kvd_handover_settle(core, entry);

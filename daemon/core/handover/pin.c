@@ -18,27 +18,28 @@ kv_status_t kvd_handover_refuse(kvd_core_t *core, kvd_handover_call_t *call, uin
 static int may_pin(const kvd_core_t *core, const kvd_space_t *space, uint32_t block, uint64_t tail_bytes,
 		   uint64_t *p_bytes)
 {
-	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
+	const uint32_t slot_class = kvd_class_of(&core->ix, kvd_block_at(&core->ix, block));
+	uint64_t slot_bytes = core->classes[slot_class].slot_bytes;
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block));
 	uint64_t unshared = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_HANDOVER);
 	uint64_t unpinned = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_ALL);
 	uint64_t in_host;
 
-	if (core->classes[space->slot_class].memory != KVD_HOST_MEM) {
+	if (space->memory != KVD_HOST_MEM) {
 		slot_bytes = 0; /* the share of that memory is the only limit: what is refused is in host memory too */
 	}
 	*p_bytes = unshared * slot_bytes + tail_bytes;
 	in_host = unpinned * slot_bytes + tail_bytes;
 
 	return *p_bytes <= kvd_handover_room_left(core, space->ns) &&
-	       unpinned <= kvd_share_pin_room(core, space->ns, space->slot_class) &&
+	       unpinned <= kvd_share_pin_room(core, space->ns, slot_class) &&
 	       kvd_handover_is_within_share(core, space->ns, in_host);
 }
 
 kv_status_t kvd_handover_pin_block(kvd_core_t *core, kvd_handover_call_t *call, uint32_t block, uint64_t tail_bytes,
 				   kvd_handover_pins_t *pins)
 {
-	const uint32_t memory = core->classes[call->space->slot_class].memory;
+	const uint32_t memory = call->space->memory;
 	uint64_t bytes;
 	uint32_t pin;
 	kv_status_t status;

@@ -45,9 +45,7 @@ static uint64_t weigh(const kvd_core_t *core, const kvd_handover_t *entry, uint3
 {
 	const kvd_space_t *space = core->ns[entry->ns]->numbers[entry->space];
 
-	return memory == ANY_MEMORY                                ? 1
-	       : core->classes[space->slot_class].memory == memory ? kvd_handover_bytes(core, entry)
-								   : 0;
+	return memory == ANY_MEMORY ? 1 : space->memory == memory ? kvd_handover_bytes(core, entry) : 0;
 }
 
 /* The oldest of the producer that has most; NULL: all of them have less than is wanted. */

@@ -68,12 +68,8 @@ kv_status_t kvd_tree_create(kvd_index_t *ix, uint32_t *p_tree)
 	kv_status_t status = kvd_obj_pool_get(&ix->trees, p_tree);
 
 	if (status == KV_OK) {
-		*kvd_tree_at(ix, *p_tree) = (kvd_tree_t){.live = 1,
-							 .space = KVD_NONE,
-							 .ns = KVD_NONE,
-							 .slot_class = KVD_NONE,
-							 .children = KVD_LIST_EMPTY,
-							 .cursor = KVD_NONE};
+		*kvd_tree_at(ix, *p_tree) = (kvd_tree_t){
+			.live = 1, .space = KVD_NONE, .ns = KVD_NONE, .children = KVD_LIST_EMPTY, .cursor = KVD_NONE};
 	}
 
 	return status;
@@ -309,6 +305,7 @@ static kv_status_t split_node(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		return status;
 	}
 	head = kvd_node_at(ix, head_id);
+	head->slot_class = node->slot_class;
 	head->depth0 = node->depth0;
 	head->len = pos;
 	memcpy(head->slots, node->slots, pos * sizeof(uint32_t));
@@ -506,6 +503,9 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 	}
 
 	node = kvd_node_at(ix, node_id);
+	if (node->len == 0) {
+		node->slot_class = kvd_tree_class(kvd_tree_at(ix, tree), meta->group);
+	}
 	block = kvd_block_at(ix, id);
 	*block = (kvd_block_t){
 		.key = meta->key,

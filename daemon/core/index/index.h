@@ -96,6 +96,7 @@ typedef struct kvd_pinned {
 
 typedef struct kvd_node {
 	uint32_t tree;
+	uint32_t slot_class; /* of its blocks, which are of one group                        */
 	uint32_t parent;
 	kvd_list_t children;
 	kvd_link_t siblings;
@@ -113,12 +114,19 @@ typedef struct kvd_node {
 	uint32_t *ids;   /* [cap] blocks; same allocation                                  */
 } kvd_node_t;
 
+/* Blocks of one group lie in slots of one class. */
+typedef struct kvd_tree_group {
+	uint32_t slot_class;
+	uint8_t group;
+} kvd_tree_group_t;
+
 typedef struct kvd_tree {
 	uint32_t link; /* next tree to take down */
 	uint32_t live;
-	uint32_t space;      /* index in kvd_ns_t.spaces; KVD_NONE: recovered, not opened yet  */
-	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */
-	uint32_t slot_class; /* space.h                                                        */
+	uint32_t space;                         /* index in kvd_ns_t.spaces; KVD_NONE: recovered, not opened yet  */
+	uint32_t ns;                            /* KVD_NONE: recovered, not opened yet                            */
+	kvd_tree_group_t groups[KV_MAX_GROUPS]; /* that have blocks, or may have */
+	uint32_t group_count;
 	kvd_list_t children;
 	uint32_t hidden;      /* 1: no lookup finds anything in it                              */
 	uint32_t puts;        /* that refer to it: an empty hidden tree stays until the last has ended */
@@ -181,6 +189,22 @@ static inline kvd_node_t *kvd_node_of(const kvd_index_t *ix, const kvd_block_t *
 static inline kvd_tree_t *kvd_tree_of(const kvd_index_t *ix, const kvd_block_t *block)
 {
 	return kvd_tree_at(ix, kvd_node_of(ix, block)->tree);
+}
+/* Class of the slots of a block. */
+static inline uint32_t kvd_class_of(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return kvd_node_of(ix, block)->slot_class;
+}
+/* Class of a group's blocks; KVD_NONE: the tree has no such group. */
+static inline uint32_t kvd_tree_class(const kvd_tree_t *tree, uint8_t group)
+{
+	for (uint32_t i = 0; i < tree->group_count; i++) {
+		if (tree->groups[i].group == group) {
+			return tree->groups[i].slot_class;
+		}
+	}
+
+	return KVD_NONE;
 }
 static inline uint32_t *kvd_slot_of(const kvd_index_t *ix, const kvd_block_t *block)
 {

@@ -80,12 +80,13 @@ static path_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const k
 static void fit_path(kvd_core_t *core, const kvd_space_t *space, const kvd_instance_rec_t *instance, uint32_t skip,
 		     path_t *path)
 {
-	const kvd_class_t *class = &core->classes[space->slot_class];
+	const uint32_t slot_class = kvd_class_of(&core->ix, kvd_block_at(&core->ix, path->deepest));
+	const kvd_class_t *class = &core->classes[slot_class];
 	uint64_t room = kvd_lease_room(core, instance, class->memory) / class->slot_bytes;
 	/* A block under many leases is charged to the namespace once (decision 025): a prefix that others have pinned
 	 * costs nothing more. The instance is charged for each lease, without the skipped blocks. */
 	uint64_t most = kvd_index_depth_pinned(&core->ix, path->deepest, KVD_PINS_ALL) +
-			kvd_share_pin_room(core, space->ns, space->slot_class); /* skipped blocks are pinned too */
+			kvd_share_pin_room(core, space->ns, slot_class); /* skipped blocks are pinned too */
 	uint32_t n = path->depth - skip > room ? skip + (uint32_t)room : path->depth;
 
 	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
@@ -98,7 +99,10 @@ static void fit_path(kvd_core_t *core, const kvd_space_t *space, const kvd_insta
 	path->n = n > most ? (uint32_t)most : n;
 	if (path->private_block != KVD_NONE) {
 		most += kvd_block_at(&core->ix, path->private_block)->pins.head != KVD_NONE ? 1 : 0;
-		if (path->n < path->depth || path->n - skip >= room || path->n >= most) {
+		if (path->n == path->depth && (path->n - skip >= room || path->n >= most)) {
+			(void)kvd_busy(core, path->n >= most ? KVD_SHARE_IS_FULL : LEASES_ARE_FULL);
+			path->private_block = KVD_NONE;
+		} else if (path->n < path->depth) {
 			path->private_block = KVD_NONE;
 		}
 	}
@@ -126,7 +130,7 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 			      const kv_msg_acquire_t *ask, path_t *path, kv_msg_acquire_reply_t *reply)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
-	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
+	const kvd_class_t *class = &core->classes[kvd_class_of(&core->ix, kvd_block_at(&core->ix, path->deepest))];
 	uint32_t cpu_depth, before, n;
 	kvd_lease_t draft = {
 		.instance = member->instance, .member = member->id, .skip = ask->skip, .stamp = core->stamp};
@@ -140,8 +144,8 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 	if (n <= ask->skip) {
 		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
 	}
-	draft.bytes = (n - ask->skip) * slot_bytes;
-	draft.memory = core->classes[space->slot_class].memory;
+	draft.bytes = (n - ask->skip) * class->slot_bytes;
+	draft.memory = class->memory;
 	draft.expiry_ns = kvd_lease_expiry(core, ask->ttl_ms);
 	status = kvd_lease_create(core, instance, &draft, &lease);
 	if (status != KV_OK) {
@@ -158,7 +162,7 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 		/* It may shorten the lease: what the tier has no room for is not promised. */
 		kvd_lease_start_fills(core, lease, cpu_depth);
 		instance->pinned_bytes[lease->memory] -= lease->bytes;
-		lease->bytes = lease->n > lease->skip ? (lease->n - lease->skip) * slot_bytes : 0;
+		lease->bytes = lease->n > lease->skip ? (lease->n - lease->skip) * class->slot_bytes : 0;
 		instance->pinned_bytes[lease->memory] += lease->bytes;
 		before = cpu_depth > lease->skip ? cpu_depth : lease->skip;
 		lease->ready = before < lease->n ? before : lease->n;
@@ -206,6 +210,11 @@ static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, cons
 
 /* ---- an unchained group: each block pinned, all or none -------------------------------------- */
 
+static const kvd_class_t *class_of_group(const kvd_core_t *core, const kvd_space_t *space, uint32_t group)
+{
+	return &core->classes[kvd_tree_class(kvd_tree_at(&core->ix, space->tree), (uint8_t)group)];
+}
+
 /* A pin on each of the blocks. KV_MISS: reply->why says why the first missing one is missing. */
 static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,
 			      const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
@@ -220,7 +229,7 @@ static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_le
 			return KV_MISS;
 		}
 		if (kvd_index_depth_pinned(&core->ix, id, KVD_PINS_ALL) == 0 &&
-		    kvd_share_pin_room(core, space->ns, space->slot_class) == 0) {
+		    kvd_share_pin_room(core, space->ns, kvd_class_of(&core->ix, kvd_block_at(&core->ix, id))) == 0) {
 			kvd_count(core, KV_M_SHARE_FULL, 1);
 			kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, 1);
 			return kvd_busy(core, KVD_SHARE_IS_FULL);
@@ -284,8 +293,8 @@ static kv_status_t acquire_unchained(kvd_core_t *core, const kvd_space_t *space,
 	if (ask->skip >= ask->n || ask->ladder.len / KV_KEY_BYTES != ask->n - ask->skip) {
 		return KV_ERR_ARG;
 	}
-	draft.bytes = (ask->n - ask->skip) * core->classes[space->slot_class].slot_bytes;
-	draft.memory = core->classes[space->slot_class].memory;
+	draft.bytes = (ask->n - ask->skip) * class_of_group(core, space, ask->group)->slot_bytes;
+	draft.memory = space->memory;
 	if (draft.bytes > kvd_lease_room(core, instance, draft.memory)) {
 		return kvd_busy(core, LEASES_ARE_FULL);
 	}

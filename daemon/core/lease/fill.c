@@ -76,7 +76,7 @@ static void finish_fill(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 static kv_status_t start_fill(kvd_core_t *core, uint32_t id, const kvd_lease_t *lease)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
-	uint32_t slot_class = kvd_tree_of(&core->ix, block)->slot_class;
+	uint32_t slot_class = kvd_class_of(&core->ix, block);
 	kvs_meta_t meta;
 	kvd_io_t *io;
 	kv_status_t status = kvs_readable(core->tier[KVD_DISK], block->disk);

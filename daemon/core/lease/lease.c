@@ -183,7 +183,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	write_slots(core, lease, (uint32_t *)(void *)(header + 1));
 	lease->named = lease->n - lease->skip;
 	count_named(core, lease, 1);
-	core->classes[space->slot_class].used_ns = core->now_ns;
+	core->classes[kvd_tree_class(kvd_tree_at(&core->ix, space->tree), group)].used_ns = core->now_ns;
 	status = record_lease(core, lease);
 	if (status != KV_OK) {
 		return status;

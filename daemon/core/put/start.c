@@ -16,7 +16,8 @@ typedef struct kvd_draft {
 	kvd_instance_rec_t *instance;
 	const kv_msg_put_start_t *ask;
 	const kv_group_t *group;
-	uint32_t unchained; /* 1: of an unchained group, or private */
+	const kvd_group_blocks_t *blocks; /* of it */
+	uint32_t unchained;               /* 1: of an unchained group, or private */
 	uint32_t n;
 	uint32_t already;
 	uint32_t base; /* deepest visible block: the parent, or the last ALREADY one; KVD_NONE: none */
@@ -48,7 +49,8 @@ static kvd_writer_t writer_at(const kvd_draft_t *draft, uint32_t i)
 	kv_slice_t bytes = draft->ask->writers;
 
 	if (bytes.len == 0) {
-		return (kvd_writer_t){.rank = 0, .heads = draft->space->geometry.heads, .layers = draft->space->layers};
+		return (kvd_writer_t){
+			.rank = 0, .heads = draft->blocks->geometry.heads, .layers = draft->blocks->layers};
 	}
 
 	return (kvd_writer_t){
@@ -69,7 +71,7 @@ static int are_disjoint(const kvd_writer_t *a, const kvd_writer_t *b)
 /* Every (head, layer) has exactly one writer: ranges lie inside, do not overlap, and their areas add up. */
 static kv_status_t check_writers(kvd_draft_t *draft)
 {
-	const kvd_space_t *space = draft->space;
+	const kvd_group_blocks_t *blocks = draft->blocks;
 	uint64_t area = 0;
 	uint32_t count = draft->ask->writers.len == 0 ? 1 : draft->ask->writers.len / KV_WRITER_BYTES;
 
@@ -79,9 +81,9 @@ static kv_status_t check_writers(kvd_draft_t *draft)
 	for (uint32_t i = 0; i < count; i++) {
 		kvd_writer_t w = writer_at(draft, i);
 
-		if (w.heads == 0 || w.layers == 0 || w.head >= space->geometry.heads ||
-		    w.heads > space->geometry.heads - w.head || w.layer >= space->layers ||
-		    w.layers > space->layers - w.layer || w.rank > 65535) {
+		if (w.heads == 0 || w.layers == 0 || w.head >= blocks->geometry.heads ||
+		    w.heads > blocks->geometry.heads - w.head || w.layer >= blocks->layers ||
+		    w.layers > blocks->layers - w.layer || w.rank > 65535) {
 			return KV_ERR_COVERAGE;
 		}
 		area += (uint64_t)w.heads * w.layers;
@@ -95,7 +97,7 @@ static kv_status_t check_writers(kvd_draft_t *draft)
 	}
 	draft->writer_count = count;
 
-	return area == (uint64_t)space->geometry.heads * space->layers ? KV_OK : KV_ERR_COVERAGE;
+	return area == (uint64_t)blocks->geometry.heads * blocks->layers ? KV_OK : KV_ERR_COVERAGE;
 }
 
 /* ---- the path -------------------------------------------------------------------------------- */
@@ -269,8 +271,8 @@ static void fill_put(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->ns = draft->space->ns;
 	put->tree = draft->space->tree;
 	kvd_tree_at(&core->ix, put->tree)->puts++;
-	put->pieces = draft->space->pieces;
-	put->slot_class = draft->space->slot_class;
+	put->pieces = draft->blocks->pieces;
+	put->slot_class = draft->blocks->slot_class;
 	put->slot_bytes = core->classes[put->slot_class].slot_bytes;
 	put->block_tokens = draft->group->block_tokens;
 	put->group = ask->group;
@@ -502,6 +504,7 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	}
 	if (status == KV_OK) {
 		core->stamp++;
+		draft.blocks = kvd_blocks_of(draft.space, draft.group);
 		draft.unchained = kvd_group_unchained(draft.group) || (ask->flags & KV_PUT_PRIVATE) ? 1 : 0;
 		status = check_draft(core, &draft);
 	}

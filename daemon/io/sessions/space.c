@@ -15,11 +15,12 @@
 
 typedef struct kvd_asked_space {
 	kv_identity_t identity;
-	kvk_layout_t layout;
+	kvk_layout_t layouts[KV_MAX_GROUPS];
+	kvs_geometry_t geometries[KV_MAX_GROUPS];
 	uint32_t hash_tokens;
 	kv_group_t groups[KV_MAX_GROUPS];
 	uint32_t group_count;
-	char layout_text[KVK_LAYOUT_TEXT_MAX + 1];
+	char layout_text[KVK_LAYOUTS_TEXT_MAX + 1];
 	char storage[2 * KV_IDENTITY_MAX_TEXT];
 } kvd_asked_space_t;
 
@@ -37,7 +38,7 @@ static kv_status_t check_identity(kvd_host_t *host, kvd_call_t *call, kvd_asked_
 		call->detail = host->detail;
 		return status;
 	}
-	if (ask->layout.len > KVK_LAYOUT_TEXT_MAX) {
+	if (ask->layout.len > KVK_LAYOUTS_TEXT_MAX) {
 		return KV_ERR_LAYOUT;
 	}
 	memcpy(asked->layout_text, ask->layout.data, ask->layout.len);
@@ -47,28 +48,7 @@ static kv_status_t check_identity(kvd_host_t *host, kvd_call_t *call, kvd_asked_
 		return KV_ERR_IDENTITY;
 	}
 
-	return kvk_layout_parse(asked->layout_text, ask->layout.len, &asked->layout, &call->detail);
-}
-
-static kv_status_t check_groups(kvd_call_t *call, kvd_asked_space_t *asked)
-{
-	kv_status_t status = kv_identity_groups(&asked->identity, &asked->hash_tokens, asked->groups, KV_MAX_GROUPS,
-						&asked->group_count);
-
-	if (status != KV_OK) {
-		call->detail = status == KV_ERR_TOO_BIG ? "the identity has more groups than a space can have"
-							: "identity field hash_tokens or groups is malformed";
-		return status;
-	}
-	for (uint32_t i = 0; i < asked->group_count; i++) {
-		if (asked->groups[i].block_tokens != asked->layout.block_tokens) {
-			call->detail = "all groups of a space have blocks of one layout: each group's block tokens "
-				       "must be the layout's";
-			return KV_ERR_LAYOUT;
-		}
-	}
-
-	return asked->group_count > 0 ? KV_OK : KV_ERR_IDENTITY;
+	return KV_OK;
 }
 
 static kvs_geometry_t geometry_of(const kvk_layout_t *layout)
@@ -82,6 +62,32 @@ static kvs_geometry_t geometry_of(const kvk_layout_t *layout)
 				.leaves = g.leaves,
 				.leaf_bytes = g.leaf_bytes,
 				.page_bytes = g.page_bytes};
+}
+
+static kv_status_t check_groups(kvd_call_t *call, kvd_asked_space_t *asked)
+{
+	kv_status_t status = kv_identity_groups(&asked->identity, &asked->hash_tokens, asked->groups, KV_MAX_GROUPS,
+						&asked->group_count);
+
+	if (status != KV_OK) {
+		call->detail = status == KV_ERR_TOO_BIG ? "the identity has more groups than a space can have"
+							: "identity field hash_tokens or groups is malformed";
+		return status;
+	}
+	if (asked->group_count == 0) {
+		return KV_ERR_IDENTITY;
+	}
+	status = kvk_layouts_parse(asked->layout_text, strlen(asked->layout_text), asked->layouts, asked->group_count,
+				   &call->detail);
+	for (uint32_t i = 0; i < asked->group_count && status == KV_OK; i++) {
+		if (asked->groups[i].block_tokens != asked->layouts[i].block_tokens) {
+			call->detail = "a group's block tokens are not those of its layout";
+			status = KV_ERR_LAYOUT;
+		}
+		asked->geometries[i] = geometry_of(&asked->layouts[i]);
+	}
+
+	return status;
 }
 
 /* The engine's name of the adapter, without the revision behind its last @; NULL: there is none. Changes the text. */
@@ -130,7 +136,7 @@ kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 	open.hash_tokens = asked.hash_tokens;
 	open.groups = asked.groups;
 	open.group_count = asked.group_count;
-	open.geometry = geometry_of(&asked.layout);
+	open.geometries = asked.geometries;
 	open.lora = adapter_name(asked.storage + (asked.identity.lora - asked.storage));
 	status = kvd_space_open(host->core, &open, &info);
 	kvd_commit_events(host);
@@ -150,11 +156,11 @@ kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 								    .epoch = info.epoch,
 								    .root = {host->root, sizeof host->root},
 								    .hash_tokens = info.hash_tokens,
-								    .block_bytes = info.geometry.block_bytes,
-								    .heads = info.geometry.heads,
-								    .leaves = info.geometry.leaves,
-								    .leaf_bytes = info.geometry.leaf_bytes,
-								    .page_bytes = info.geometry.page_bytes,
+								    .block_bytes = asked.geometries[0].block_bytes,
+								    .heads = asked.geometries[0].heads,
+								    .leaves = asked.geometries[0].leaves,
+								    .leaf_bytes = asked.geometries[0].leaf_bytes,
+								    .page_bytes = asked.geometries[0].page_bytes,
 								    .layout = kv_slice_str(info.layout)};
 
 	return KV_OK;

@@ -17,6 +17,7 @@
 #define KVK_MAX_BLOCK_BYTES  (1u << 30)
 #define KVK_OPAQUE_LEAF      16384u /* leaf size of opaque pages */
 #define KVK_LAYOUT_TEXT_MAX  512u   /* room for any text, with its NUL */
+#define KVK_LAYOUTS_TEXT_MAX 1024u  /* the same of the text of several */
 
 /* X(NAME, text, bytes of one element) */
 #define KVK_DTYPE_LIST(X)                                                                                              \
@@ -77,6 +78,12 @@ void kvk_layout_leaf(const kvk_layout_t *layout, uint32_t head, uint32_t leaf, s
 kv_status_t kvk_layout_format(const kvk_layout_t *layout, char *out, size_t cap);
 /* Accepts canonical text only, then checks the layout. */
 kv_status_t kvk_layout_parse(const char *text, size_t len, kvk_layout_t *layout, const char **p_why);
+
+/* The same of a space, whose groups have a layout each, in their order: one text if all are equal, else runs of equal
+ * ones, each with its length, e.g. "2*kvk1 heads=8 ...;1*kvk1 heads=4 ...". TOO_BIG: longer than cap. */
+kv_status_t kvk_layouts_format(const kvk_layout_t *layouts, uint32_t count, char *out, size_t cap);
+/* Of `count` groups: layouts[count]. KV_ERR_LAYOUT: also of more or fewer groups. */
+kv_status_t kvk_layouts_parse(const char *text, size_t len, kvk_layout_t *layouts, uint32_t count, const char **p_why);
 
 /* Can blocks of `a` be permuted to `b`? Equal but for the inner order, neither opaque. */
 int kvk_layout_convertible(const kvk_layout_t *a, const kvk_layout_t *b);
