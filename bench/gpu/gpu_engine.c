@@ -238,7 +238,7 @@ void engine_place(engine_t *e, uint8_t *cache)
 
 int engine_open_worker(engine_t *e)
 {
-	const kvx_worker_group_t group = {0, &e->paged};
+	const kvx_worker_group_t group = {.layout = &e->layout, .paged = &e->paged};
 	const kvx_worker_config_t config = {.struct_size = sizeof config,
 					    .socket = e->socket,
 					    .instance = e->instance,
@@ -246,8 +246,6 @@ int engine_open_worker(engine_t *e)
 					    .secret_len = sizeof secret,
 					    .program = e->program,
 					    .identity = &e->identity,
-					    .layout = &e->layout,
-					    .range = e->writer,
 					    .groups = &group,
 					    .group_count = 1,
 					    .memory = cuda ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST,

@@ -63,9 +63,11 @@ typedef struct kvx_scheduler_config {
 	const char *program;
 	const kvc_identity_t *identity; /* all fields set, groups and layout included; `lora` is that of requests
 					 * without an adapter; `weights` NULL: kvx_scheduler_set_weights() */
-	const kvk_layout_t *layout;     /* of the pool block, the same for all groups */
-	const kvc_writer_t *writers;    /* which rank fills which heads and layers */
-	uint32_t writer_count;
+	/* Of each of the identity's groups, in their order: the layout of its blocks in the pool, and which rank fills
+	 * which heads and layers of them: writers[groups][writer_count]. */
+	const kvk_layout_t *layouts;
+	const kvc_writer_t *writers;
+	uint32_t writer_count; /* of a group */
 	uint32_t max_blocks;
 	int foreign;    /* 1: keys are bound from the engine's hashes */
 	int cost_model; /* 1: load only what pays */

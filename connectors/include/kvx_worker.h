@@ -38,11 +38,16 @@ extern "C" {
 
 typedef struct kvx_worker kvx_worker_t;
 
-/* One group of the engine's cache on this rank. All groups have the pool block's page size; one with fewer layers than
- * the layout is padded with zero pages in the pool. */
+/* One group of the engine's cache on this rank, in the order of the identity's groups. */
 typedef struct kvx_worker_group {
 	uint32_t group;
-	const kvk_paged_t *paged; /* its memory stays the engine's and outlives the worker; base[] is copied */
+	const kvk_layout_t *layout; /* of its blocks in the pool; copied */
+	/* The heads and layers of it that this rank holds. Its memory stays the engine's and outlives the worker;
+	 * base[] is copied. */
+	const kvk_paged_t *paged;
+	/* Ranks that hold copies of the same heads share them out: each saves its own layers, as the scheduler's
+	 * writers say, and loads all. save_layers 0: this rank saves all. */
+	uint32_t save_layer_first, save_layers;
 } kvx_worker_group_t;
 
 struct kvk_cuda_ops;
@@ -62,8 +67,6 @@ typedef struct kvx_worker_config {
 	uint32_t rank;
 	const char *program;
 	const kvc_identity_t *identity; /* the same as the scheduler's; `weights` NULL: a step message brings them */
-	const kvk_layout_t *layout;     /* of the pool block */
-	kvc_writer_t range;             /* heads and layers of it that this rank holds */
 	const kvx_worker_group_t *groups;
 	uint32_t group_count;
 	uint32_t threads; /* that copy in a synchronous load, the caller included; 0: chosen from the CPUs. Not for a
@@ -87,10 +90,6 @@ typedef struct kvx_worker_config {
 	uint32_t layer_wait_us;
 	const struct kvk_cuda_ops *cuda;
 	const void *image;
-	/* Ranks that hold copies of the same heads share them out: each saves its own layers of the range, as the
-	 * scheduler's writers say, and loads all. save_layers 0: this rank saves all. Each group has one of them at
-	 * least. */
-	uint32_t save_layer_first, save_layers;
 } kvx_worker_config_t;
 
 /* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_last_error(). KVC_ERR_NOMEM. */

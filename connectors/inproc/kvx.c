@@ -53,7 +53,6 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 		.secret_len = sizeof secret,
 		.program = config->program,
 		.identity = &identity,
-		.layout = config->layout,
 		.threads = 1, /* all loads are asynchronous: the transfer thread copies them */
 	};
 	const kvx_scheduler_config_t scheduler = {
@@ -64,7 +63,7 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 		.secret_len = sizeof secret,
 		.program = config->program,
 		.identity = &identity,
-		.layout = config->layout,
+		.layouts = config->layout,
 		.writers = kvx->ranks.saved,
 		.writer_count = kvx->ranks.count,
 		.max_blocks = config->paged->blocks,

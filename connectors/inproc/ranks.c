@@ -85,7 +85,7 @@ static void set_device(kvx_worker_config_t *worker, const kvx_device_t *device)
 kvc_status_t kvx_ranks_open(kvx_ranks_t *ranks, const kvx_config_t *config, const kvx_worker_config_t *common)
 {
 	kvx_worker_config_t worker = *common;
-	kvx_worker_group_t group = {.group = 0};
+	kvx_worker_group_t group = {.group = 0, .layout = config->layout};
 	kvc_status_t status = KVC_OK;
 
 	ranks->on_devices = config->devices != NULL;
@@ -97,11 +97,8 @@ kvc_status_t kvx_ranks_open(kvx_ranks_t *ranks, const kvx_config_t *config, cons
 		group.paged = &config->paged[r];
 		set_device(&worker, config->devices ? &config->devices[r] : NULL);
 		worker.rank = r;
-		worker.range = *saved;
-		worker.range.layer_first = 0;
-		worker.range.layer_count = config->layout->layers;
-		worker.save_layer_first = saved->layer_first;
-		worker.save_layers = saved->layer_count;
+		group.save_layer_first = saved->layer_first;
+		group.save_layers = saved->layer_count;
 		status = kvx_worker_open(&worker, &ranks->worker[r]);
 		if (status == KVC_OK && config->devices) {
 			kvx_worker_set_stream(ranks->worker[r], config->devices[r].stream);

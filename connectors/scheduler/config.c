@@ -21,16 +21,12 @@ kvc_status_t kvx_scheduler_reject_config(const char *why)
 /* The fields that can be checked one by one. */
 static kvc_status_t check_fields(const kvx_scheduler_config_t *config)
 {
-	const char *why = "the layout is not valid";
-
 	if (!config || config->struct_size < sizeof *config) {
 		return kvx_scheduler_reject_config("struct_size is not that of kvx_scheduler_config_t");
 	}
-	if (!config->identity || config->identity->struct_size < sizeof *config->identity || !config->layout) {
-		return kvx_scheduler_reject_config("identity and layout are required, struct_size in the identity set");
-	}
-	if (kvk_layout_check(config->layout, &why) != KV_OK) {
-		return kvx_scheduler_reject_config(why);
+	if (!config->identity || config->identity->struct_size < sizeof *config->identity || !config->layouts) {
+		return kvx_scheduler_reject_config(
+			"identity and layouts are required, struct_size in the identity set");
 	}
 	if (!config->instance || !config->secret || config->secret_len < 16 || config->secret_len > 32) {
 		return kvx_scheduler_reject_config("the instance and its secret of 16 to 32 bytes are required");
@@ -48,15 +44,20 @@ static kvc_status_t check_fields(const kvx_scheduler_config_t *config)
 	return KVC_OK;
 }
 
-/* Writers stay inside the layout, and none of them is the scheduler. */
-static kvc_status_t check_writers(const kvx_scheduler_config_t *config)
+/* Writers stay inside the layout of their group, and none of them is the scheduler. */
+static kvc_status_t check_writers(const kvc_writer_t *writers, uint32_t count, const kvk_layout_t *layout)
 {
-	for (uint32_t i = 0; i < config->writer_count; i++) {
-		const kvc_writer_t *w = &config->writers[i];
+	const char *why = "the layout is not valid";
 
-		if (w->rank >= KVX_SCHEDULER_RANK || w->head_first > config->layout->heads ||
-		    w->head_count > config->layout->heads - w->head_first || w->layer_first > config->layout->layers ||
-		    w->layer_count > config->layout->layers - w->layer_first) {
+	if (kvk_layout_check(layout, &why) != KV_OK) {
+		return kvx_scheduler_reject_config(why);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		const kvc_writer_t *w = &writers[i];
+
+		if (w->rank >= KVX_SCHEDULER_RANK || w->head_first > layout->heads ||
+		    w->head_count > layout->heads - w->head_first || w->layer_first > layout->layers ||
+		    w->layer_count > layout->layers - w->layer_first) {
 			return kvx_scheduler_reject_config(
 				"a writer's heads or layers are not in the layout, or its rank is the scheduler's");
 		}
@@ -149,8 +150,9 @@ static kvc_status_t take_identity(kvx_scheduler_t *scheduler, const kvx_schedule
 static kvc_status_t take_arrays(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config)
 {
 	const kv_env_t *env = scheduler->env;
+	const size_t writer_bytes = (size_t)scheduler->group_count * config->writer_count * sizeof *scheduler->writers;
 
-	scheduler->writers = kv_alloc(env, config->writer_count * sizeof *scheduler->writers);
+	scheduler->writers = kv_alloc(env, writer_bytes);
 	scheduler->spaces = kv_alloc(env, KVX_SPACES_MAX * sizeof *scheduler->spaces);
 	scheduler->keys = kv_alloc(env, (KVX_RUN_BLOCKS + 1u) * sizeof *scheduler->keys);
 	scheduler->events = kv_alloc(env, (KVX_RUN_BLOCKS + 1u) * sizeof *scheduler->events);
@@ -160,7 +162,7 @@ static kvc_status_t take_arrays(kvx_scheduler_t *scheduler, const kvx_scheduler_
 	    !scheduler->fence) {
 		return KVC_ERR_NOMEM;
 	}
-	memcpy(scheduler->writers, config->writers, config->writer_count * sizeof *scheduler->writers);
+	memcpy(scheduler->writers, config->writers, writer_bytes);
 
 	/* Reserved at open, so that a message can always name the blocks allocated in its step. */
 	scheduler->reserved_bytes = sizeof(kvx_msg_fence_t) + kvx_padded(config->max_blocks * sizeof(uint32_t));
@@ -177,14 +179,17 @@ kvc_status_t kvx_scheduler_apply_config(kvx_scheduler_t *scheduler, const kvx_sc
 	kvk_geometry_t geometry;
 	kvc_status_t status = check_fields(config);
 
-	status = status == KVC_OK ? check_writers(config) : status;
 	status = status == KVC_OK ? take_identity(scheduler, config) : status;
+	for (uint32_t g = 0; g < scheduler->group_count && status == KVC_OK; g++) {
+		status = check_writers(&config->writers[(size_t)g * config->writer_count], config->writer_count,
+				       &config->layouts[g]);
+	}
 	if (status != KVC_OK) {
 		return status;
 	}
 
-	kvk_layout_geometry(config->layout, &geometry);
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		kvk_layout_geometry(&config->layouts[g], &geometry);
 		scheduler->token_bytes += geometry.block_bytes / scheduler->groups[g].block_tokens;
 	}
 	scheduler->writer_count = config->writer_count;

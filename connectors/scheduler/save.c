@@ -157,7 +157,7 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 	const uint32_t base = base_of(scheduler, run);
 	kvc_space_t *space = kvx_space_in(scheduler, run->request->space, run->mem);
 	kvc_put_options_t options = {.struct_size = sizeof options,
-				     .writers = scheduler->writers,
+				     .writers = &scheduler->writers[(size_t)run->index * scheduler->writer_count],
 				     .writer_count = scheduler->writer_count,
 				     .group = group->id};
 	kvc_put_t *put = NULL;

@@ -40,51 +40,20 @@ static int range_fits(uint32_t first, uint32_t count, uint32_t total)
 	return count > 0 && first < total && count <= total - first;
 }
 
-/* What of its range the rank saves. */
-static kvc_writer_t save_range(const kvx_worker_config_t *config)
-{
-	kvc_writer_t range = config->range;
-
-	if (config->save_layers > 0) {
-		range.layer_first = config->save_layer_first;
-		range.layer_count = config->save_layers;
-	}
-
-	return range;
-}
-
-/* The layers of a group that the rank saves; base stays that of all. */
-static kvk_paged_t saved_layers(const kvx_worker_config_t *config, const kvk_paged_t *paged)
-{
-	const kvc_writer_t range = save_range(config);
-	const uint32_t end = paged->first_layer + paged->layers, saved_end = range.layer_first + range.layer_count;
-	kvk_paged_t saved = *paged;
-
-	saved.first_layer = paged->first_layer > range.layer_first ? paged->first_layer : range.layer_first;
-	saved.layers = end < saved_end ? end : saved_end;
-	saved.layers -= saved.layers > saved.first_layer ? saved.first_layer : saved.layers;
-
-	return saved;
-}
-
 /* NULL, or what is wrong. */
-static const char *check_group(const kvx_worker_config_t *config, const kvk_paged_t *paged)
+static const char *check_group(const kvx_worker_group_t *group)
 {
-	const kvc_writer_t *range = &config->range;
-	const char *why = "paged does not fit layout";
+	const kvk_paged_t *paged = group->paged;
+	const char *why = "a group's layout and paged are required";
 
-	if (!paged || kvk_paged_check(paged, config->layout, &why) != KV_OK) {
+	if (!paged || !group->layout || kvk_layout_check(group->layout, &why) != KV_OK ||
+	    kvk_paged_check(paged, group->layout, &why) != KV_OK) {
 		return why;
 	}
-	if (paged->first_head != range->head_first || paged->heads != range->head_count) {
-		return "a group's heads are not those of the rank's range";
-	}
-	if (paged->first_layer < range->layer_first ||
-	    paged->first_layer + paged->layers > range->layer_first + range->layer_count) {
-		return "a group's layers are not within the rank's range";
-	}
-	if (saved_layers(config, paged).layers == 0) {
-		return "the rank saves no layer of a group";
+	if (group->save_layers > 0 &&
+	    (group->save_layer_first < paged->first_layer ||
+	     !range_fits(group->save_layer_first - paged->first_layer, group->save_layers, paged->layers))) {
+		return "the layers of a group that the rank saves are not those that it holds";
 	}
 
 	return NULL;
@@ -96,7 +65,7 @@ static const char *check_groups(const kvx_worker_config_t *config)
 		return "there are no groups, or too many";
 	}
 	for (uint32_t i = 0; i < config->group_count; i++) {
-		const char *why = check_group(config, config->groups[i].paged);
+		const char *why = check_group(&config->groups[i]);
 
 		for (uint32_t j = 0; j < i && !why; j++) {
 			why = config->groups[j].group == config->groups[i].group ? "two groups have the same number"
@@ -112,31 +81,14 @@ static const char *check_groups(const kvx_worker_config_t *config)
 
 static const char *check_config(const kvx_worker_config_t *config)
 {
-	const char *why = "the layout is not valid";
-
 	if (!config || config->struct_size < sizeof *config) {
 		return "struct_size is not that of kvx_worker_config_t";
 	}
-	if (!config->identity || !config->layout) {
-		return "identity and layout are required";
+	if (!config->identity) {
+		return "identity is required";
 	}
 	if (config->identity->struct_size < sizeof *config->identity) {
 		return "struct_size is not that of kvc_identity_t";
-	}
-	if (kvk_layout_check(config->layout, &why) != KV_OK) {
-		return why;
-	}
-	if (!range_fits(config->range.head_first, config->range.head_count, config->layout->heads) ||
-	    !range_fits(config->range.layer_first, config->range.layer_count, config->layout->layers)) {
-		return "the rank's range is not within the layout";
-	}
-	if (config->save_layers > 0 && (config->save_layer_first < config->range.layer_first ||
-					!range_fits(config->save_layer_first - config->range.layer_first,
-						    config->save_layers, config->range.layer_count))) {
-		return "the layers that the rank saves are not within its range";
-	}
-	if (config->range.rank != config->rank) {
-		return "range is another rank's";
 	}
 	if (config->memory != KVX_MEMORY_HOST && config->memory != KVX_MEMORY_CUDA) {
 		return "the kind of memory is not known";
@@ -173,11 +125,16 @@ static kvc_status_t copy_identity(kvx_worker_t *worker, const kvx_worker_config_
 	kvc_identity_t *id = &worker->identity;
 	const char **const texts[] = {&id->model, &id->weights, &id->dtype,  &id->quantization, &id->rope,
 				      &id->lora,  &id->hash,    &id->groups, &id->page_format,  &id->extra};
+	kvk_layout_t layouts[KVX_MAX_GROUPS];
 	size_t size = 0;
 	char *at;
 
-	if (kvk_layout_format(config->layout, worker->layout_text, sizeof worker->layout_text) != KV_OK) {
-		return reject_config("the layout has no canonical text");
+	for (uint32_t i = 0; i < config->group_count; i++) {
+		layouts[i] = *config->groups[i].layout;
+	}
+	if (kvk_layouts_format(layouts, config->group_count, worker->layout_text, sizeof worker->layout_text) !=
+	    KV_OK) {
+		return reject_config("the groups' layouts differ so much that their text is too long");
 	}
 	*id = *config->identity;
 	id->struct_size = sizeof *id;
@@ -200,16 +157,26 @@ static void copy_group(kvx_worker_t *worker, const kvx_worker_config_t *config, 
 	void **base = kvx_worker_alloc(worker, paged->layers, sizeof *base);
 
 	group->group = config->groups[i].group;
-	group->paged = *paged;
-	group->saved = saved_layers(config, paged);
-	group->block_bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
-	group->saved_bytes = (uint64_t)paged->heads * group->saved.layers * worker->geometry.page_bytes;
-	group->padded = group->saved.layers < worker->save_range.layer_count;
+	group->index = i;
+	group->layout = *config->groups[i].layout;
+	kvk_layout_geometry(&group->layout, &group->geometry);
+	group->paged = group->saved = *paged;
+	if (config->groups[i].save_layers > 0) {
+		group->saved.first_layer = config->groups[i].save_layer_first;
+		group->saved.layers = config->groups[i].save_layers;
+	}
+	group->block_bytes = (uint64_t)paged->heads * paged->layers * group->geometry.page_bytes;
+	group->saved_bytes = (uint64_t)paged->heads * group->saved.layers * group->geometry.page_bytes;
+	group->words = paged->heads * paged->layers * group->geometry.pieces;
 	if (base) {
 		memcpy(base, paged->base, paged->layers * sizeof *base);
 		group->saved.base = base + (group->saved.first_layer - paged->first_layer);
 	}
 	group->paged.base = base;
+	worker->words = worker->words < group->words ? group->words : worker->words;
+	if (worker->block_bytes < group->geometry.block_bytes) {
+		worker->block_bytes = group->geometry.block_bytes;
+	}
 	if (worker->max_blocks < paged->blocks) {
 		worker->max_blocks = paged->blocks;
 	}
@@ -224,24 +191,9 @@ static void copy_groups(kvx_worker_t *worker, const kvx_worker_config_t *config)
 	}
 }
 
-/* The leaves of a page of zeros. */
-static void make_zero_leaves(kvx_worker_t *worker)
-{
-	const kvk_geometry_t *g = &worker->geometry;
-	const uint8_t *zeros = kvx_worker_alloc(worker, 1, g->leaf_bytes);
-
-	worker->zero_leaves = kvx_worker_alloc(worker, g->pieces, sizeof *worker->zero_leaves);
-	for (uint32_t i = 0; i < g->pieces && !worker->no_memory; i++) {
-		const size_t left = g->page_bytes - (size_t)i * g->leaf_bytes;
-
-		worker->zero_leaves[i] = kv_digest(zeros, left < g->leaf_bytes ? left : g->leaf_bytes);
-	}
-}
-
 static void make_scratch(kvx_worker_t *worker, kvx_scratch_t *scratch)
 {
 	scratch->leaves = kvx_worker_alloc(worker, (size_t)worker->batch * worker->words, sizeof *scratch->leaves);
-	scratch->gathered = kvx_worker_alloc(worker, worker->words, sizeof *scratch->gathered);
 }
 
 static void make_tables(kvx_worker_t *worker)
@@ -272,18 +224,13 @@ static kvc_status_t apply_config(kvx_worker_t *worker, const kvx_worker_config_t
 		worker->threads = 1; /* the device copies */
 	}
 	worker->prefault = config->prefault;
-	worker->layout = *config->layout;
-	worker->range = config->range;
-	worker->save_range = save_range(config);
-	kvk_layout_geometry(&worker->layout, &worker->geometry);
-	worker->words = config->range.head_count * config->range.layer_count * worker->geometry.pieces;
-	batch = KVX_WORKER_BATCH / worker->geometry.block_bytes;
-	batch = batch < 1 ? 1 : batch;
-	worker->batch = batch > KVX_WORKER_MOVES ? KVX_WORKER_MOVES : batch;
+	worker->rank = config->rank;
 
 	status = copy_identity(worker, config);
 	copy_groups(worker, config);
-	make_zero_leaves(worker);
+	batch = worker->block_bytes ? KVX_WORKER_BATCH / worker->block_bytes : 0;
+	batch = batch < 1 ? 1 : batch;
+	worker->batch = batch > KVX_WORKER_MOVES ? KVX_WORKER_MOVES : batch;
 	make_tables(worker);
 
 	return worker->no_memory ? KVC_ERR_NOMEM : status;

@@ -90,7 +90,7 @@ static kvx_scheduler_t *scheduler_without_daemon(void)
 					       .secret = secret,
 					       .secret_len = sizeof secret,
 					       .identity = &identity,
-					       .layout = &layout,
+					       .layouts = &layout,
 					       .writers = &writer,
 					       .writer_count = 1,
 					       .max_blocks = 64};

@@ -223,7 +223,7 @@ struct kvx_scheduler {
 	uint32_t unit; /* tokens */
 	uint32_t group_count;
 	kv_group_t groups[KVX_MAX_GROUPS];
-	kvc_writer_t *writers;
+	kvc_writer_t *writers; /* [group_count][writer_count] */
 	uint32_t writer_count, max_blocks;
 	int foreign, use_cost_model, defer_shared;
 	kvx_load_mode_t mode;

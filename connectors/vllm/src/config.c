@@ -57,15 +57,22 @@ int kvdpy_read_common(PyObject *dict, kvdpy_common_t *common)
 	};
 	static const kvdpy_key_t layout[] = {LAYOUT(heads), LAYOUT(layers), LAYOUT(block_tokens), LAYOUT(k_dim),
 					     LAYOUT(v_dim), LAYOUT(dtype),  LAYOUT(inner),        LAYOUT(page_bytes)};
-	PyObject *named = kvdpy_find_key(dict, "identity"), *fields = kvdpy_find_key(dict, "layout");
+	PyObject *named = kvdpy_find_key(dict, "identity");
+	PyObject *list = kvdpy_find_list(dict, "layouts", KVDPY_MAX_GROUPS, &common->layout_count);
 	PyObject *secret = kvdpy_find_key(dict, "secret");
 	Py_ssize_t len;
 
 	common->identity.struct_size = sizeof common->identity;
-	if (!named || !fields || !secret || !PyArg_Parse(secret, "y#", &common->secret, &len) ||
-	    kvdpy_read_keys(named, identity, KVDPY_COUNT(identity), &common->identity) ||
-	    kvdpy_read_keys(fields, layout, KVDPY_COUNT(layout), &common->layout)) {
+	if (!named || !list || !secret || !PyArg_Parse(secret, "y#", &common->secret, &len) ||
+	    kvdpy_read_keys(named, identity, KVDPY_COUNT(identity), &common->identity)) {
 		return -1;
+	}
+	for (uint32_t i = 0; i < common->layout_count; i++) {
+		PyObject *fields = PyList_GetItem(list, (Py_ssize_t)i);
+
+		if (kvdpy_read_keys(fields, layout, KVDPY_COUNT(layout), &common->layouts[i])) {
+			return -1;
+		}
 	}
 	common->secret_len = (uint32_t)len;
 

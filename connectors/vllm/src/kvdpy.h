@@ -151,7 +151,8 @@ typedef struct kvdpy_common {
 	const uint8_t *secret;
 	uint32_t secret_len;
 	kvc_identity_t identity;
-	kvk_layout_t layout;
+	kvk_layout_t layouts[KVDPY_MAX_GROUPS]; /* of the groups */
+	uint32_t layout_count;
 } kvdpy_common_t;
 int kvdpy_read_common(PyObject *dict, kvdpy_common_t *common);
 /* (rank, head_first, head_count, layer_first, layer_count) */

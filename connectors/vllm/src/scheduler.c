@@ -331,15 +331,22 @@ static int read_groups(kvdpy_scheduler_t *self, PyObject *dict)
 	return list ? 0 : -1;
 }
 
-static int read_writers(PyObject *dict, kvc_writer_t *writers, uint32_t *p_count)
+/* Those of all groups, one group after another; *p_count: of one group. */
+static int read_writers(PyObject *dict, uint32_t groups, kvc_writer_t *writers, uint32_t *p_count)
 {
-	PyObject *list = kvdpy_find_list(dict, "writers", KVDPY_MAX_RANKS, p_count);
+	uint32_t total;
+	PyObject *list = kvdpy_find_list(dict, "writers", KVDPY_MAX_RANKS * KVDPY_MAX_GROUPS, &total);
 
-	for (uint32_t i = 0; list && i < *p_count; i++) {
+	if (list && (groups == 0 || total % groups != 0)) {
+		PyErr_SetString(PyExc_ValueError, "writers are not as many for each group");
+		return -1;
+	}
+	for (uint32_t i = 0; list && i < total; i++) {
 		if (kvdpy_read_writer(PyList_GetItem(list, (Py_ssize_t)i), &writers[i])) {
 			return -1;
 		}
 	}
+	*p_count = list ? total / groups : 0;
 
 	return list ? 0 : -1;
 }
@@ -347,21 +354,24 @@ static int read_writers(PyObject *dict, kvc_writer_t *writers, uint32_t *p_count
 static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 {
 	kvx_scheduler_config_t c = {.struct_size = sizeof c};
-	kvc_writer_t writers[KVDPY_MAX_RANKS];
+	kvc_writer_t *writers = PyMem_Calloc((size_t)KVDPY_MAX_RANKS * KVDPY_MAX_GROUPS, sizeof *writers);
 	kvdpy_common_t common = {0};
 	kvc_status_t status;
 
-	if (kvdpy_read_common(dict, &common) || kvdpy_read_keys(dict, config_keys, KVDPY_COUNT(config_keys), &c) ||
-	    read_writers(dict, writers, &c.writer_count)) {
+	if (!writers || kvdpy_read_common(dict, &common) ||
+	    kvdpy_read_keys(dict, config_keys, KVDPY_COUNT(config_keys), &c) ||
+	    read_writers(dict, common.layout_count, writers, &c.writer_count)) {
+		PyMem_Free(writers);
 		return -1;
 	}
 
 	c.secret = common.secret;
 	c.secret_len = common.secret_len;
 	c.identity = &common.identity;
-	c.layout = &common.layout;
+	c.layouts = common.layouts;
 	c.writers = writers;
 	status = kvx_scheduler_open(&c, &self->scheduler);
+	PyMem_Free(writers);
 	if (status != KVC_OK) {
 		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_scheduler_last_error());
 		return -1;

@@ -417,10 +417,10 @@ static const kvdpy_key_t own_keys[] = {
 	{"prefetch", "i", offsetof(kvdpy_worker_t, prefetch.wanted)},
 };
 static const kvdpy_key_t config_keys[] = {
-	CONFIG("z", socket),      CONFIG("z", instance),         CONFIG("z", program),      CONFIG("i", rank),
-	CONFIG("i", threads),     CONFIG("i", prefault),         CONFIG("i", memory),       CONFIG("i", device),
-	CONFIG("i", sms),         CONFIG("i", save_sms),         CONFIG("n", promote_rate), CONFIG("i", measure),
-	CONFIG("n", layer_bytes), CONFIG("i", save_layer_first), CONFIG("i", save_layers),
+	CONFIG("z", socket),      CONFIG("z", instance), CONFIG("z", program),      CONFIG("i", rank),
+	CONFIG("i", threads),     CONFIG("i", prefault), CONFIG("i", memory),       CONFIG("i", device),
+	CONFIG("i", sms),         CONFIG("i", save_sms), CONFIG("n", promote_rate), CONFIG("i", measure),
+	CONFIG("n", layer_bytes),
 };
 
 static void worker_destroy(PyObject *object)
@@ -434,40 +434,52 @@ static void worker_destroy(PyObject *object)
 	kvdpy_free_object(object);
 }
 
-static int read_groups(PyObject *dict, kvdpy_paged_t *paged, kvx_worker_group_t *groups, uint32_t *p_count)
+static int read_groups(PyObject *dict, const kvdpy_common_t *common, kvdpy_paged_t *paged, kvx_worker_group_t *groups)
 {
-	PyObject *list = kvdpy_find_list(dict, "groups", KVDPY_MAX_GROUPS, p_count);
+	static const kvdpy_key_t saved[] = {KVDPY_KEY(kvx_worker_group_t, "i", save_layer_first),
+					    KVDPY_KEY(kvx_worker_group_t, "i", save_layers)};
+	uint32_t count = 0;
+	PyObject *list = kvdpy_find_list(dict, "groups", KVDPY_MAX_GROUPS, &count);
 
-	for (uint32_t i = 0; list && i < *p_count; i++) {
-		if (kvdpy_read_paged(PyList_GetItem(list, (Py_ssize_t)i), &paged[i])) {
+	if (list && count != common->layout_count) {
+		PyErr_SetString(PyExc_ValueError, "not as many groups as layouts");
+		return -1;
+	}
+	for (uint32_t i = 0; list && i < count; i++) {
+		PyObject *group = PyList_GetItem(list, (Py_ssize_t)i);
+
+		if (kvdpy_read_paged(group, &paged[i]) ||
+		    kvdpy_read_keys(group, saved, KVDPY_COUNT(saved), &groups[i])) {
 			return -1;
 		}
-		groups[i] = (kvx_worker_group_t){paged[i].group, &paged[i].paged};
+		groups[i].group = paged[i].group;
+		groups[i].layout = &common->layouts[i];
+		groups[i].paged = &paged[i].paged;
 	}
 
-	return list ? 0 : -1;
+	return list ? (int)count : -1;
 }
 
 static int open_worker(kvdpy_worker_t *self, PyObject *dict, kvdpy_paged_t *paged)
 {
 	kvx_worker_config_t c = {.struct_size = sizeof c};
-	kvx_worker_group_t groups[KVDPY_MAX_GROUPS];
-	PyObject *range = kvdpy_find_key(dict, "range");
+	kvx_worker_group_t groups[KVDPY_MAX_GROUPS] = {0};
 	kvdpy_common_t common = {0};
 	kvc_status_t status;
 
-	if (!range || kvdpy_read_writer(range, &c.range) || kvdpy_read_common(dict, &common) ||
-	    kvdpy_read_keys(dict, config_keys, KVDPY_COUNT(config_keys), &c) ||
-	    read_groups(dict, paged, groups, &c.group_count)) {
+	if (kvdpy_read_common(dict, &common) || kvdpy_read_keys(dict, config_keys, KVDPY_COUNT(config_keys), &c)) {
+		return -1;
+	}
+	self->groups = read_groups(dict, &common, paged, groups);
+	if (self->groups < 0) {
 		return -1;
 	}
 
 	c.secret = common.secret;
 	c.secret_len = common.secret_len;
 	c.identity = &common.identity;
-	c.layout = &common.layout;
 	c.groups = groups;
-	self->groups = (int)c.group_count;
+	c.group_count = (uint32_t)self->groups;
 	status = kvx_worker_open(&c, &self->worker);
 	if (status != KVC_OK) {
 		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_last_error());

@@ -60,11 +60,14 @@ typedef struct kvx_wjob {
 /* One group of the engine's cache, checked; its pointers are copied. */
 typedef struct kvx_wgroup {
 	uint32_t group;
+	uint32_t index;      /* in the worker's groups and the identity's */
+	kvk_layout_t layout; /* of its blocks in the pool */
+	kvk_geometry_t geometry;
 	kvk_paged_t paged;
-	kvk_paged_t saved;    /* the layers of it that this rank saves */
+	kvk_paged_t saved; /* the layers of it that this rank saves: other ranks may hold copies, and save the rest */
 	uint64_t block_bytes; /* in the cache, of this rank's heads and layers */
 	uint64_t saved_bytes; /* of it, those that this rank saves */
-	int padded;           /* it has fewer layers than the range that is saved */
+	uint32_t words;       /* leaves of this rank's heads and layers */
 } kvx_wgroup_t;
 
 /* Memory that is freed with the worker. */
@@ -76,16 +79,15 @@ typedef struct kvx_owned {
 /* Buffers for one batch; each copying thread has one. */
 typedef struct kvx_scratch {
 	kvk_move_t moves[KVX_WORKER_MOVES];
-	uint64_t *leaves;   /* [batch][words] */
-	uint64_t *gathered; /* [words]: of a padded group, without its missing layers */
+	uint64_t *leaves; /* [batch][words] */
 } kvx_scratch_t;
 
 /* A space of a number, in one mem; the transfer thread's. */
 typedef struct kvx_wspace {
 	kvc_space_t *space; /* NULL: not requested */
 	uint64_t next_open_ns;
-	int known;           /* the layout has been read */
-	kvk_layout_t layout; /* of the pool's blocks: its inner order may differ from ours */
+	int known;                            /* the layouts have been read */
+	kvk_layout_t layouts[KVX_MAX_GROUPS]; /* of the pool's blocks: their inner order may differ from ours */
 } kvx_wspace_t;
 
 /* How far the engine's cache has been touched. */
@@ -135,21 +137,18 @@ typedef enum kvx_timing { KVX_TIMING_NONE = 0, KVX_TIMING_REQUESTED = 1, KVX_TIM
 struct kvx_worker {
 	/* constant after open */
 	kvx_wgpu_t *gpu; /* NULL: the cache is in host memory */
-	kvk_layout_t layout;
-	kvk_geometry_t geometry;
-	char layout_text[KVK_LAYOUT_TEXT_MAX];
+	char layout_text[KVK_LAYOUTS_TEXT_MAX];
 	kvc_identity_t identity; /* `weights` NULL: they come with the number of a space */
-	kvc_writer_t range;      /* that this rank holds */
-	kvc_writer_t save_range; /* of it: other ranks may hold copies, and save the rest */
+	uint32_t rank;
 	kvx_wgroup_t *groups;
 	uint32_t group_count;
 	uint32_t max_blocks;
-	uint32_t words; /* leaves of this rank's range */
-	uint32_t batch; /* blocks taken at once */
+	uint32_t words;       /* leaves of this rank, of the group that has most */
+	uint32_t block_bytes; /* in the pool, of the group that has most */
+	uint32_t batch;       /* blocks taken at once */
 	uint32_t threads;
 	kvx_cpus_t cpus; /* that the threads may use */
 	int prefault;
-	uint64_t *zero_leaves; /* [pieces] digests of a page of zeros */
 	kvx_owned_t *owned;
 	int no_memory; /* an allocation has failed while it was opened */
 

@@ -28,7 +28,7 @@ static kvc_status_t refuse(const char *what, const char *why, const char **p_why
 /* Blocks a job of `bytes` bytes. */
 static uint32_t blocks_a_batch(const kvx_worker_t *worker, uint64_t bytes, uint32_t most)
 {
-	const uint64_t blocks = bytes / worker->geometry.block_bytes;
+	const uint64_t blocks = bytes / worker->block_bytes;
 
 	return blocks < 1 ? 1u : blocks > most ? most : (uint32_t)blocks;
 }
@@ -54,7 +54,6 @@ static void make_tables(kvx_worker_t *worker, kvx_wgpu_t *gpu, const kvx_worker_
 	gpu->async_batch = blocks_a_batch(worker, KVX_GPU_ASYNC_BYTES, KVX_GPU_MOVES);
 	gpu->save_batch = blocks_a_batch(worker, KVX_GPU_SAVE_BYTES, KVX_WORKER_MOVES);
 	gpu->expected = kvx_worker_alloc(worker, (size_t)gpu->sync_batch * worker->words, sizeof *gpu->expected);
-	gpu->padded = kvx_worker_alloc(worker, worker->words, sizeof *gpu->padded);
 	gpu->layers.named = kvx_worker_alloc(worker, worker->groups[0].paged.layers, sizeof *gpu->layers.named);
 	for (uint32_t i = KVX_GPU_LOADS; i < KVX_GPU_BATCHES; i++) {
 		gpu->batches[i].leaves = kvx_worker_alloc(worker, (size_t)gpu->save_batch * worker->words,
@@ -113,7 +112,7 @@ static kvc_status_t check_caches(kvx_worker_t *worker, const char **p_why)
 static void measure_copies(kvx_worker_t *worker)
 {
 	for (uint32_t i = 0; i < worker->group_count; i++) {
-		if (kvk_gpu_measure(worker->gpu->gpu, &worker->layout, &worker->groups[i].paged) != KV_OK) {
+		if (kvk_gpu_measure(worker->gpu->gpu, &worker->groups[i].layout, &worker->groups[i].paged) != KV_OK) {
 			kv_log(KV_LOG_INFO, "kvx", "ways of copying group %u are not measured: %s",
 			       worker->groups[i].group, kvk_gpu_last_error());
 		}
@@ -156,7 +155,7 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 		if (config->measure) {
 			measure_copies(worker);
 		}
-		kv_log(KV_LOG_INFO, "kvx", "rank %u copies with %s", worker->range.rank, kvk_gpu_describe(gpu->gpu));
+		kv_log(KV_LOG_INFO, "kvx", "rank %u copies with %s", worker->rank, kvk_gpu_describe(gpu->gpu));
 	}
 
 	return status;

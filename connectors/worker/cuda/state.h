@@ -130,8 +130,8 @@ typedef struct kvx_gpu_timer {
 /* Saves of one lane. */
 typedef struct kvx_save_lane {
 	kvk_cu_stream_t stream;
-	uint32_t point_reached;            /* what the stream has comes after it; under the lock */
-	_Atomic uint32_t blocks_in_flight; /* in its batches */
+	uint32_t point_reached;           /* what the stream has comes after it; under the lock */
+	_Atomic uint64_t bytes_in_flight; /* in its batches, of whole blocks */
 } kvx_save_lane_t;
 
 struct kvx_wgpu {
@@ -174,7 +174,6 @@ struct kvx_wgpu {
 	kvx_gpu_batch_t batches[KVX_GPU_BATCHES]; /* loads, then saves */
 	kvk_move_t moves[KVX_GPU_SYNC_MOVES];
 	uint64_t *expected; /* [the largest batch of a load][words] */
-	uint64_t *padded;   /* [words] */
 
 	/* the owner of the attachment */
 	kvx_pool_slab_t *slabs;

@@ -68,7 +68,7 @@ static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give
 {
 	for (uint32_t m = 0; m < batch->n; m++) {
 		if (give_up) {
-			kvx_wsave_end_block(worker, batch->saves[m], batch->index[m], NULL, NULL);
+			kvx_wsave_end_block(worker, batch->saves[m], batch->index[m], NULL);
 		} else {
 			kvx_wsave_return_block(batch->saves[m], batch->index[m]);
 		}
@@ -90,8 +90,8 @@ static uint32_t choose_sms(const kvx_worker_t *worker, const kvx_wsave_t *save, 
 static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	const kvk_paged_t *paged = &save->group->saved;
-	const uint64_t run = (uint64_t)paged->layers * worker->geometry.page_bytes *
-			     (paged->layers == worker->layout.layers ? paged->heads : 1u);
+	const uint64_t run = (uint64_t)paged->layers * save->group->geometry.page_bytes *
+			     (paged->layers == save->group->layout.layers ? paged->heads : 1u);
 
 	if (save->mem != KVX_HOST_MEM) {
 		return KVK_GPU_AUTO;
@@ -113,11 +113,12 @@ static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 	const int good = status == KVC_OK && !batch->poisoned;
 
 	if (batch->lane != KVX_LANE_FENCE) {
-		atomic_fetch_sub(&lane_of(worker, batch->saves[0])->blocks_in_flight, batch->n);
+		atomic_fetch_sub(&lane_of(worker, batch->saves[0])->bytes_in_flight,
+				 batch->n * (uint64_t)batch->saves[0]->group->geometry.block_bytes);
 	}
 	for (uint32_t m = 0; m < batch->n; m++) {
 		kvx_wsave_end_block(worker, batch->saves[m], batch->index[m],
-				    good ? batch->leaves + (size_t)m * worker->words : NULL, worker->gpu->padded);
+				    good ? batch->leaves + (size_t)m * worker->words : NULL);
 	}
 	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - batch->begin_ns);
 }
@@ -173,7 +174,8 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 		sent = fence ? KVC_OK : order_saves(gpu, lane, save);
 		sent = sent == KVC_OK ? kvx_gpu_batch_submit(worker, batch, &copy) : sent;
 		*p_sent = sent == KVC_OK ? batch->n : 0;
-		atomic_fetch_add(&lane->blocks_in_flight, fence ? 0u : *p_sent);
+		atomic_fetch_add(&lane->bytes_in_flight,
+				 fence ? 0u : *p_sent * (uint64_t)save->group->geometry.block_bytes);
 		if (sent != KVC_OK) {
 			return_blocks(worker, batch, sent != KVC_ERR_BUSY);
 			status = sent == KVC_ERR_BUSY ? KVC_PENDING : sent;
@@ -198,7 +200,7 @@ static kvc_status_t register_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 			continue;
 		}
 		if (kvc_put_block(save->put, i, &data) == KVC_OK) {
-			status = kvx_pool_memory_register(worker, data, worker->geometry.block_bytes);
+			status = kvx_pool_memory_register(worker, data, save->group->geometry.block_bytes);
 		}
 		looked++;
 	}
@@ -214,10 +216,9 @@ static int has_pace(const kvx_worker_t *worker, const kvx_wsave_t *save, uint64_
 }
 
 /* A batch that is sent up to its own time late makes the next one no later. */
-static void keep_pace(kvx_worker_t *worker, uint32_t blocks, uint64_t now)
+static void keep_pace(kvx_wgpu_t *gpu, uint64_t sent, uint64_t now)
 {
-	kvx_wgpu_t *gpu = worker->gpu;
-	const double bytes = (double)blocks * (double)worker->geometry.block_bytes;
+	const double bytes = (double)sent;
 	const uint64_t takes = (uint64_t)(bytes * 1e9 / (double)gpu->promote_rate);
 
 	gpu->promote_ns = (now > gpu->promote_ns + takes ? now : gpu->promote_ns) + takes;
@@ -228,8 +229,7 @@ kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	kvx_wgpu_t *gpu = worker->gpu;
 	const uint64_t now = kvx_worker_now_ns();
 	const int paced = has_pace(worker, save, now);
-	const uint64_t in_flight =
-		(uint64_t)atomic_load(&lane_of(worker, save)->blocks_in_flight) * worker->geometry.block_bytes;
+	const uint64_t in_flight = atomic_load(&lane_of(worker, save)->bytes_in_flight);
 	const int full = in_flight >= KVX_GPU_SAVE_AHEAD_BYTES * (save->urgent ? KVX_GPU_NEAR_SPEED : 1u);
 	kvc_status_t status = full || (paced && now < gpu->promote_ns) ? KVC_PENDING : register_next(worker, save);
 
@@ -240,7 +240,7 @@ kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 		(void)pthread_mutex_unlock(&gpu->lock);
 	}
 	if (paced && *p_moved > 0) {
-		keep_pace(worker, *p_moved, now);
+		keep_pace(gpu, *p_moved * (uint64_t)save->group->geometry.block_bytes, now);
 	}
 	if (status == KVC_PENDING) {
 		worker->polls_soon = 1;

@@ -137,17 +137,16 @@ uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t end, uint32_t most, uint32_t
 	return count;
 }
 
-void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
-		      kvk_move_t *move, uint64_t *leaves)
+void kvx_move_prepare(const kvx_wgroup_t *group, const kvx_source_t *source, kvk_move_t *move, uint64_t *leaves)
 {
-	const kvk_geometry_t *g = &worker->geometry;
+	const kvk_geometry_t *g = &group->geometry;
 	const kvk_paged_t *paged = &group->paged;
 	const uint64_t *first = source->leaves + (size_t)paged->first_head * g->leaves;
 	const uint32_t count = paged->layers * g->pieces;
 
 	move->data = (void *)(uintptr_t)source->data; /* scatter only reads both */
 	move->leaves = (uint64_t *)(uintptr_t)first;
-	if (paged->layers == worker->layout.layers) {
+	if (paged->layers == group->layout.layers) {
 		return; /* the group has all layers, so its leaves lie together */
 	}
 	for (uint32_t h = 0; h < paged->heads; h++) {
@@ -166,8 +165,7 @@ uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batc
 		const kvx_wblock_t *block = &part->blocks[i];
 
 		if (block->id != KVX_NO_BLOCK) {
-			kvx_move_prepare(worker, part->group, &block->source, &moves[n],
-					 leaves + (size_t)n * worker->words);
+			kvx_move_prepare(part->group, &block->source, &moves[n], leaves + (size_t)n * worker->words);
 			moves[n++].block = block->id;
 		}
 	}

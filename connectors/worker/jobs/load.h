@@ -88,8 +88,7 @@ int kvx_wload_is_settled(kvx_wload_t *load);
 uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t end, uint32_t most, uint32_t *p_first);
 /* Fill a move but for its block: the expected leaves of this group's layers are in place, or copied to leaves[words].
  */
-void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
-		      kvk_move_t *move, uint64_t *leaves);
+void kvx_move_prepare(const kvx_wgroup_t *group, const kvx_source_t *source, kvk_move_t *move, uint64_t *leaves);
 /* Fill in the moves of the batch's blocks with a destination: how many. leaves: [count][words]. */
 uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batch, kvk_move_t *moves, uint64_t *leaves);
 /* The copy of the batch's first `moves` moves has ended with this status. CORRUPT: the device's job tells which blocks

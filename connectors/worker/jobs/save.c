@@ -60,44 +60,6 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	return save;
 }
 
-/* ---- a group with fewer layers than the range that is saved is padded with zero pages (any thread) */
-
-/* Zero the pages of that range that the group has no layer for. */
-static void zero_padding(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_t *data)
-{
-	const kvk_paged_t *paged = &group->saved;
-	const kvc_writer_t *range = &worker->save_range;
-	const size_t page = worker->geometry.page_bytes;
-	const uint32_t before = paged->first_layer - range->layer_first;
-	const uint32_t after = range->layer_count - before - paged->layers;
-
-	for (uint32_t h = 0; h < range->head_count; h++) {
-		uint8_t *head = data + (size_t)(range->head_first + h) * worker->layout.layers * page;
-
-		memset(head + range->layer_first * page, 0, before * page);
-		memset(head + (paged->first_layer + paged->layers) * page, 0, after * page);
-	}
-}
-
-/* The leaves of the range, made of the gathered ones and of those of zero pages. */
-static void pad_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint64_t *gathered,
-		       uint64_t *leaves)
-{
-	const uint32_t pieces = worker->geometry.pieces;
-	const kvc_writer_t *range = &worker->save_range;
-	const uint32_t first = group->saved.first_layer - range->layer_first;
-
-	for (uint32_t h = 0; h < range->head_count; h++) {
-		for (uint32_t l = 0; l < range->layer_count; l++) {
-			const int held = l >= first && l - first < group->saved.layers;
-
-			memcpy(leaves, held ? gathered : worker->zero_leaves, pieces * sizeof *leaves);
-			leaves += pieces;
-			gathered += held ? pieces : 0;
-		}
-	}
-}
-
 /* ---- one block (any thread) ------------------------------------------------------------------ */
 
 /* A taken block was read, or never will be. */
@@ -131,11 +93,8 @@ kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint
 	/* Without staging for its digests it would be copied in vain, again and again. */
 	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
 	if (status == KVC_OK && worker->gpu &&
-	    !kvk_gpu_is_registered(worker->gpu->gpu, *p_data, worker->geometry.block_bytes)) {
+	    !kvk_gpu_is_registered(worker->gpu->gpu, *p_data, save->group->geometry.block_bytes)) {
 		status = KVX_ERR_FAULT;
-	}
-	if (save->mem != KVX_HOST_MEM && status == KVC_OK && worker->gpu && save->group->padded) {
-		status = KVC_ERR_UNSUPPORTED; /* the host would have to write zero pages there */
 	}
 	if (kvx_wsave_must_wait(status)) {
 		return status;
@@ -147,23 +106,15 @@ kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint
 		release_block(worker, save, i, status == KVC_ALREADY ? KVX_MARK_DONE : KVX_MARK_DROPPED);
 		return status;
 	}
-	if (save->group->padded) {
-		zero_padding(worker, save->group, *p_data);
-	}
 	atomic_fetch_add(&save->active, 1u);
 
 	return KVC_OK;
 }
 
-void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, const uint64_t *leaves, uint64_t *padded)
+void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, const uint64_t *leaves)
 {
-	int good = leaves != NULL;
+	const int good = leaves && kvc_put_digests(save->put, i, leaves) == KVC_OK;
 
-	if (good && save->group->padded) {
-		pad_leaves(worker, save->group, leaves, padded);
-		leaves = padded;
-	}
-	good = good && kvc_put_digests(save->put, i, leaves) == KVC_OK;
 	kvx_stat_add(&worker->stats.save_bytes, good ? save->group->saved_bytes : 0);
 	release_block(worker, save, i, good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
 	atomic_fetch_sub(&save->active, 1u); /* the save may be freed now */
@@ -178,12 +129,12 @@ void kvx_wsave_return_block(kvx_wsave_t *save, uint32_t i)
 kvc_status_t kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
 {
 	const uint64_t start = kvx_worker_now_ns();
-	kvk_move_t move = {.block = save->ids[i], .leaves = scratch->gathered};
+	kvk_move_t move = {.block = save->ids[i], .leaves = scratch->leaves};
 	kvc_status_t status = kvx_wsave_begin_block(worker, save, i, &move.data);
 
 	if (status == KVC_OK) {
 		status = (kvc_status_t)kvk_gather(save->layout, &save->group->saved, &move, 1);
-		kvx_wsave_end_block(worker, save, i, status == KVC_OK ? move.leaves : NULL, scratch->leaves);
+		kvx_wsave_end_block(worker, save, i, status == KVC_OK ? move.leaves : NULL);
 		kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - start);
 	}
 

@@ -47,8 +47,8 @@ int kvx_wsave_must_wait(kvc_status_t status);
  * is nothing to read. Else the daemon must answer first (kvx_wsave_must_wait()), or the block was given up. Any thread.
  */
 kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, void **p_data);
-/* Its digests; NULL: it could not be read, and is given up. padded: [words], for a group that lacks layers. */
-void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, const uint64_t *leaves, uint64_t *padded);
+/* Its digests; NULL: it could not be read, and is given up. */
+void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, const uint64_t *leaves);
 /* It waits again. */
 void kvx_wsave_return_block(kvx_wsave_t *save, uint32_t i);
 /* In host memory: begin, copy and end block i. */

@@ -17,9 +17,10 @@
 #define STEP ((uintptr_t)2 << 20) /* a job that arrives waits for one step at most */
 
 /* Bytes of one layer's blocks, from the first to the last. */
-static size_t layer_span(const kvx_worker_t *worker, const kvk_paged_t *paged)
+static size_t layer_span(const kvx_wgroup_t *group)
 {
-	const size_t bytes = worker->geometry.page_bytes * (size_t)paged->heads;
+	const kvk_paged_t *paged = &group->paged;
+	const size_t bytes = group->geometry.page_bytes * (size_t)paged->heads;
 	const size_t stride = paged->block_stride ? paged->block_stride : bytes;
 
 	return stride * (paged->blocks - 1) + bytes;
@@ -34,10 +35,11 @@ static int lies_within_first(const kvk_paged_t *paged, uint32_t layer, size_t sp
 }
 
 /* Touch a little more of the group; 0: there is no more. */
-static int touch_group(kvx_worker_t *worker, const kvk_paged_t *paged)
+static int touch_group(kvx_worker_t *worker, const kvx_wgroup_t *group)
 {
+	const kvk_paged_t *paged = &group->paged;
 	kvx_wprefault_t *p = &worker->prefaulted;
-	const size_t span = layer_span(worker, paged);
+	const size_t span = layer_span(group);
 	uintptr_t begin, end, stop;
 
 	while (p->layer < paged->layers && lies_within_first(paged, p->layer, span)) {
@@ -80,7 +82,7 @@ int kvx_prefault_step(kvx_worker_t *worker)
 		return 0;
 	}
 	while (p->group < worker->group_count) {
-		if (touch_group(worker, &worker->groups[p->group].paged)) {
+		if (touch_group(worker, &worker->groups[p->group])) {
 			return 1;
 		}
 		*p = (kvx_wprefault_t){.group = p->group + 1};

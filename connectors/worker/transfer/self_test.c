@@ -102,27 +102,26 @@ static kvc_status_t copy_block(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 /* ---- in the engine's cache (engine's thread) ------------------------------------------------- */
 
 /* The digests made by what copies are those of the host, for a block gathered into zeroed memory. */
-static kvc_status_t check_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint8_t *block,
-				 const uint64_t *leaves, uint64_t *scratch)
+static kvc_status_t check_leaves(const kvx_wgroup_t *group, const uint8_t *block, const uint64_t *leaves,
+				 uint64_t *scratch)
 {
-	uint64_t *expected = scratch, *all = scratch + worker->words;
-	const size_t words = (size_t)group->paged.heads * group->paged.layers * worker->geometry.pieces;
+	uint64_t *expected = scratch, *all = scratch + group->words;
 	kvk_move_t move;
 
-	kvk_digest_block(&worker->layout, block, all, NULL);
-	kvx_move_prepare(worker, group, &(kvx_source_t){block, all}, &move, expected);
+	kvk_digest_block(&group->layout, block, all, NULL);
+	kvx_move_prepare(group, &(kvx_source_t){block, all}, &move, expected);
 
-	return memcmp(leaves, move.leaves, words * sizeof *leaves) == 0 ? KVC_OK : KVC_ERR_CORRUPT;
+	return memcmp(leaves, move.leaves, group->words * sizeof *leaves) == 0 ? KVC_OK : KVC_ERR_CORRUPT;
 }
 
 static kvc_status_t run_roundtrip(kvx_worker_t *worker, const kvx_wgroup_t *group, kvk_move_t *move, uint32_t to)
 {
 	kvk_gpu_copy_t copy = {
-		.dir = KVK_GPU_GATHER, .layout = &worker->layout, .paged = &group->paged, .moves = move, .count = 1};
+		.dir = KVK_GPU_GATHER, .layout = &group->layout, .paged = &group->paged, .moves = move, .count = 1};
 	kvc_status_t status = copy_block(worker, &copy);
 
 	if (status == KVC_OK) {
-		status = check_leaves(worker, group, move->data, move->leaves, move->leaves + worker->words);
+		status = check_leaves(group, move->data, move->leaves, move->leaves + group->words);
 	}
 	if (status == KVC_OK) {
 		copy.dir = KVK_GPU_SCATTER;
@@ -136,7 +135,6 @@ static kvc_status_t run_roundtrip(kvx_worker_t *worker, const kvx_wgroup_t *grou
 kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to)
 {
 	const kvx_wgroup_t *of = kvx_worker_find_group(worker, group);
-	const size_t words = 2 * (size_t)worker->words + (size_t)worker->geometry.heads * worker->geometry.leaves;
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvk_move_t move = {.block = from};
 	uint8_t *memory = NULL;
@@ -146,8 +144,9 @@ kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t group, uin
 	if (!of || from >= of->paged.blocks || to >= of->paged.blocks) {
 		return KVC_ERR_ARG;
 	}
-	move.leaves = calloc(words, sizeof *move.leaves);
-	status = move.leaves ? alloc_memory(worker, worker->geometry.block_bytes, &memory, &unused) : KVC_ERR_NOMEM;
+	move.leaves =
+		calloc(2 * (size_t)of->words + (size_t)of->geometry.heads * of->geometry.leaves, sizeof *move.leaves);
+	status = move.leaves ? alloc_memory(worker, of->geometry.block_bytes, &memory, &unused) : KVC_ERR_NOMEM;
 	move.data = memory;
 	if (status == KVC_OK && gpu && !kvx_gpu_order_streams(worker, gpu->compute, gpu->load_sync_stream)) {
 		status = (kvc_status_t)KV_ERR_IO;
@@ -269,7 +268,7 @@ static kvc_status_t await_space(self_test_t *test)
 static kvc_status_t start_put(self_test_t *test)
 {
 	const kvx_worker_t *worker = test->worker;
-	const uint64_t name[] = {kvx_worker_now_ns(), worker->range.rank, (uintptr_t)worker};
+	const uint64_t name[] = {kvx_worker_now_ns(), worker->rank, (uintptr_t)worker};
 	const kvc_put_options_t options = {.struct_size = sizeof options};
 	const kvc_status_t status = kvc_key_bind(test->space, name, sizeof name, &test->key);
 
@@ -334,7 +333,7 @@ static kvc_status_t open_space(self_test_t *test, const kvx_wgroup_t *group)
 	char text[KVK_LAYOUT_TEXT_MAX];
 	kvc_status_t status;
 
-	test->layout = worker->layout;
+	test->layout = group->layout;
 	test->layout.heads = group->paged.heads;
 	test->layout.layers = group->paged.layers;
 	kvk_layout_geometry(&test->layout, &test->geometry);

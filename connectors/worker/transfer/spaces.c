@@ -46,11 +46,13 @@ static kvc_status_t learn_layout(const kvx_worker_t *worker, kvx_wspace_t *space
 	if (space->known) {
 		return KVC_OK;
 	}
-	if (strcmp(text, worker->layout_text) == 0) {
-		space->layout = worker->layout;
-	} else if (kvk_layout_parse(text, strlen(text), &space->layout, NULL) != KV_OK ||
-		   !kvk_layout_convertible(&space->layout, &worker->layout)) {
+	if (kvk_layouts_parse(text, strlen(text), space->layouts, worker->group_count, NULL) != KV_OK) {
 		return (kvc_status_t)KV_ERR_LAYOUT;
+	}
+	for (uint32_t i = 0; i < worker->group_count && strcmp(text, worker->layout_text) != 0; i++) {
+		if (!kvk_layout_convertible(&space->layouts[i], &worker->groups[i].layout)) {
+			return (kvc_status_t)KV_ERR_LAYOUT;
+		}
 	}
 	space->known = 1;
 

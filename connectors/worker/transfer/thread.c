@@ -98,7 +98,7 @@ static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64
 			status = KVC_ERR_TIER_OFF; /* the scheduler half then leaves it alone for a while */
 		}
 		if (status == KVC_OK && space) {
-			load->part[p].layout = &space->layout;
+			load->part[p].layout = &space->layouts[load->part[p].group->index];
 			status = import_part(&load->part[p], space->space);
 		}
 	}
@@ -129,7 +129,7 @@ static kvc_status_t publish_ready_blocks(kvx_worker_t *worker, kvx_wpart_t *part
 						 &block->source.leaves);
 			if (status == KVC_OK && worker->gpu) {
 				status = kvx_pool_memory_register(worker, block->source.data,
-								  worker->geometry.block_bytes);
+								  part->group->geometry.block_bytes);
 			}
 		}
 		at += status == KVC_OK;
@@ -291,8 +291,15 @@ static kvc_status_t import_put(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t
 	kvc_status_t status = kvx_wspace_get(worker, (kvx_wspace_ref_t){save->space, save->mem}, now, &space);
 
 	if (status == KVC_OK) {
-		save->layout = &space->layout;
-		status = kvc_put_import(space->space, &save->handle, &worker->save_range, &save->put);
+		const kvk_paged_t *saved = &save->group->saved;
+		const kvc_writer_t range = {.rank = worker->rank,
+					    .head_first = saved->first_head,
+					    .head_count = saved->heads,
+					    .layer_first = saved->first_layer,
+					    .layer_count = saved->layers};
+
+		save->layout = &space->layouts[save->group->index];
+		status = kvc_put_import(space->space, &save->handle, &range, &save->put);
 	}
 	if (status == KVC_OK) {
 		status = check_sources(worker, save);
@@ -307,9 +314,9 @@ static kvc_status_t import_put(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t
 }
 
 /* Hand in the blocks that are done, from the first one on. */
-static kvc_status_t end_blocks(const kvx_worker_t *worker, kvx_wsave_t *save, int all)
+static kvc_status_t end_blocks(kvx_wsave_t *save, int all)
 {
-	const uint64_t bytes = (uint64_t)(save->at - save->ended) * worker->geometry.block_bytes;
+	const uint64_t bytes = (uint64_t)(save->at - save->ended) * save->group->geometry.block_bytes;
 	kvc_status_t status;
 
 	if (save->at == save->ended || (!all && bytes < HAND_IN)) {
@@ -401,7 +408,7 @@ static kvc_status_t advance_save(kvx_worker_t *worker, kvx_wsave_t *save, uint64
 	kvc_status_t passed = skip_done(save), handed;
 
 	status = passed == KVC_OK ? status : passed;
-	handed = end_blocks(worker, save, save->at == save->n || status != KVC_OK);
+	handed = end_blocks(save, save->at == save->n || status != KVC_OK);
 	if (save->at > at || save->ended > ended) {
 		save->stuck_ns = 0;
 	}

@@ -230,14 +230,16 @@ static kvc_status_t open_scheduler(void)
 {
 	kvc_identity_t identity = sr.identity;
 	kvc_status_t status;
+	const kvk_layout_t layouts[2] = {sr.layout, sr.layout};
+	const kvc_writer_t writers[2] = {sr.writer, sr.writer};
 	const kvx_scheduler_config_t config = {.struct_size = sizeof config,
 					       .socket = sr.rig.socket,
 					       .instance = "scheduler-test",
 					       .secret = secret,
 					       .secret_len = sizeof secret,
 					       .identity = &identity,
-					       .layout = &sr.layout,
-					       .writers = &sr.writer,
+					       .layouts = layouts,
+					       .writers = writers,
 					       .writer_count = 1,
 					       .max_blocks = SR_BLOCKS,
 					       .foreign = !sr.options.own_keys,

@@ -22,13 +22,14 @@ static uint64_t now_ns(void)
 
 static void describe(fe_t *fe)
 {
-	fe->layout = (kvk_layout_t){.heads = 1,
-				    .layers = FE_LAYERS,
-				    .block_tokens = FE_UNIT,
-				    .dtype = KVK_DTYPE_BYTE,
-				    .inner = KVK_INNER_OPAQUE,
-				    .page_bytes = fe->options.page_bytes};
-	assert_int_equal(kvk_layout_format(&fe->layout, fe->layout_text, sizeof fe->layout_text), KV_OK);
+	fe->layouts[0] = (kvk_layout_t){.heads = 1,
+					.layers = FE_LAYERS,
+					.block_tokens = FE_UNIT,
+					.dtype = KVK_DTYPE_BYTE,
+					.inner = KVK_INNER_OPAQUE,
+					.page_bytes = fe->options.page_bytes};
+	fe->layouts[1] = fe->layouts[0];
+	assert_int_equal(kvk_layout_format(&fe->layouts[0], fe->layout_text, sizeof fe->layout_text), KV_OK);
 	fe->identity = (kvc_identity_t){.struct_size = sizeof fe->identity,
 					.model = "fake engine",
 					.weights = "w1",
@@ -49,7 +50,7 @@ static void open_scheduler(fe_t *fe)
 					       .secret = secret,
 					       .secret_len = sizeof secret,
 					       .identity = &fe->identity,
-					       .layout = &fe->layout,
+					       .layouts = fe->layouts,
 					       .writers = fe->writers,
 					       .writer_count = fe->options.ranks,
 					       .max_blocks = FE_BLOCKS,
@@ -64,7 +65,8 @@ static void open_scheduler(fe_t *fe)
 
 static void open_worker(fe_t *fe, uint32_t r)
 {
-	const kvx_worker_group_t groups[2] = {{0, &fe->paged[r]}, {1, &fe->paged[r]}};
+	const kvx_worker_group_t groups[2] = {{.layout = &fe->layouts[0], .paged = &fe->paged[r]},
+					      {.group = 1, .layout = &fe->layouts[1], .paged = &fe->paged[r]}};
 	const kvx_worker_config_t config = {.struct_size = sizeof config,
 					    .socket = fe->rig->socket,
 					    .instance = "fake-engine",
@@ -72,8 +74,6 @@ static void open_worker(fe_t *fe, uint32_t r)
 					    .secret_len = sizeof secret,
 					    .rank = r,
 					    .identity = &fe->identity,
-					    .layout = &fe->layout,
-					    .range = fe->writers[r],
 					    .groups = groups,
 					    .group_count = fe->options.groups,
 					    .threads = 1 + r};
@@ -154,7 +154,7 @@ void fe_open(fe_t *fe, rig_t *rig, const fe_options_t *options)
 					     .dtype = KVK_DTYPE_BYTE,
 					     .page_bytes = fe->options.page_bytes,
 					     .base = fe->base + r * layers};
-		fe->writers[r] =
+		fe->writers[r] = fe->writers[fe->options.ranks + r] =
 			(kvc_writer_t){.rank = r, .head_count = 1, .layer_first = r * layers, .layer_count = layers};
 	}
 	open_scheduler(fe);

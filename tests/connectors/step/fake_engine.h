@@ -63,10 +63,10 @@ typedef struct fe {
 	fe_options_t options;
 	rig_t *rig;
 	kv_test_rng_t rng;
-	kvk_layout_t layout;
+	kvk_layout_t layouts[2];
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	kvc_identity_t identity;
-	kvc_writer_t writers[FE_RANKS];
+	kvc_writer_t writers[2 * FE_RANKS]; /* of the first group, of the second */
 	kvx_scheduler_t *scheduler;
 	kvx_worker_t *worker[FE_RANKS];
 	uint8_t *cache; /* [layer][block][page] */

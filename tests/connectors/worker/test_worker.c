@@ -22,7 +22,7 @@
 #endif
 
 static const wr_t unstored = {.empty = 1};
-static const wr_t padded = {.no_daemon = 1, .groups = "0:full:32,1:window:32:511", .layers = 4};
+static const wr_t fewer_layers = {.no_daemon = 1, .groups = "0:full:32,1:window:32:511", .layers = 4};
 static const wr_t strict_alone = {.strict = 1, .no_daemon = 1};
 static const wr_t strict_quick = {.strict = 1, .silence = "50ms"};
 static const uint32_t both_kinds[2] = {0, KVX_MSG_ASYNC};
@@ -30,7 +30,7 @@ static const uint32_t both_kinds[2] = {0, KVX_MSG_ASYNC};
 /* ---- how it is opened ------------------------------------------------------------------------ */
 
 /* Also of a group with fewer layers. */
-WR_CASE(p1_a_roundtrip_brings_a_block_back, padded)
+WR_CASE(p1_a_roundtrip_brings_a_block_back, fewer_layers)
 {
 	wr_rank_t *rank = &wr->rank[0];
 
@@ -49,7 +49,9 @@ WR_CASE(p1_a_roundtrip_brings_a_block_back, padded)
 	do {                                                                                                           \
 		kvx_worker_config_t config = good;                                                                     \
 		kvk_paged_t cache = wr->rank[0].paged;                                                                 \
-		kvx_worker_group_t groups[2] = {{0, &cache}, {1, &cache}};                                             \
+		kvk_layout_t layout = wr->layout;                                                                      \
+		kvx_worker_group_t groups[2] = {{.layout = &layout, .paged = &cache},                                  \
+						{.group = 1, .layout = &layout, .paged = &cache}};                     \
 		kvx_worker_t *worker = NULL;                                                                           \
 		config.groups = groups;                                                                                \
 		change;                                                                                                \
@@ -65,12 +67,13 @@ WR_CASE(p10_a_configuration_that_contradicts_itself_is_refused, wr_alone)
 
 	REFUSED(config.struct_size = 8, "struct_size");
 	REFUSED(config.identity = NULL, "required");
-	REFUSED(config.range.rank = 3, "rank");
-	REFUSED(config.range.layer_count = WR_LAYERS + 1, "within the layout");
-	REFUSED(config.range.layer_count = WR_LAYERS - 1, "within the rank's range");
-	REFUSED(config.range.head_count = 0, "within the layout");
-	REFUSED((config.save_layers = 1, config.save_layer_first = WR_LAYERS), "saves are not within");
-	REFUSED((config.save_layers = 1, cache.layers = 1, cache.first_layer = 1), "saves no layer");
+	REFUSED(groups[0].layout = NULL, "required");
+	REFUSED(groups[0].paged = NULL, "required");
+	REFUSED(layout.layers = 0, "layers");
+	REFUSED(layout.layers = WR_LAYERS - 1, "layers");
+	REFUSED((groups[0].save_layers = 1, groups[0].save_layer_first = WR_LAYERS), "not those that it holds");
+	REFUSED((groups[0].save_layers = 1, cache.layers = 1, cache.first_layer = 1), "not those that it holds");
+	REFUSED((groups[0].save_layers = 2, cache.layers = 1), "not those that it holds");
 	REFUSED(config.group_count = 0, "no groups");
 	REFUSED(config.threads = 1000, "threads");
 	REFUSED(cache.page_bytes++, "page size");

@@ -502,8 +502,8 @@ DEVICE_CASE(p5_promotions_leave_a_busy_engine_its_memory, slow)
 DEVICE_CASE(p5_a_save_waits_for_its_own_step_only, stored)
 {
 	kvx_worker_t *worker = wr->rank[0].worker;
-	_Atomic uint32_t *in_flight = &worker->gpu->saves[0].blocks_in_flight;
-	const uint32_t most = (uint32_t)(KVX_GPU_SAVE_AHEAD_BYTES / worker->geometry.block_bytes);
+	_Atomic uint64_t *in_flight = &worker->gpu->saves[0].bytes_in_flight;
+	const uint64_t most = KVX_GPU_SAVE_AHEAD_BYTES;
 	void *base = map_memory(wr);
 	kvc_put_t *older, *urgent;
 

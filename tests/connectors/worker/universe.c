@@ -692,7 +692,7 @@ static int are_stored(u_space_t *s, const u_put_t *put, const kvc_key_t *keys)
 static kvc_put_t *start_put(world_t *w, const u_put_t *put)
 {
 	const kvc_put_options_t options = {.struct_size = sizeof options,
-					   .writers = w->wr.writers,
+					   .writers = put->group ? w->wr.writers2 : w->wr.writers,
 					   .writer_count = w->wr.rank_count,
 					   .group = put->group};
 	u_space_t *s = &w->space[put->space];

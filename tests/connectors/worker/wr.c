@@ -42,6 +42,8 @@ kvx_worker_stats_t wr_stats(const wr_t *wr, uint32_t r)
 
 static void describe(wr_t *wr)
 {
+	kvk_layout_t layouts[2];
+
 	wr->layout = (kvk_layout_t){.heads = 1,
 				    .layers = WR_LAYERS,
 				    .block_tokens = TOKENS,
@@ -55,7 +57,14 @@ static void describe(wr_t *wr)
 		wr->layout.v_dim = wr->latent ? 0 : DIM;
 		wr->layout.page_bytes = 0;
 	}
-	assert_int_equal(kvk_layout_format(&wr->layout, wr->layout_text, sizeof wr->layout_text), KV_OK);
+	wr->layout2 = wr->layout;
+	if (wr->groups) {
+		wr->layout2.layers = wr->layers * (wr->rank_count ? wr->rank_count : 1u);
+	}
+	layouts[0] = wr->layout;
+	layouts[1] = wr->layout2;
+	assert_int_equal(kvk_layouts_format(layouts, wr->groups ? 2 : 1, wr->layout_text, sizeof wr->layout_text),
+			 KV_OK);
 	wr->identity = (kvc_identity_t){.struct_size = sizeof wr->identity,
 					.model = "worker test",
 					.weights = WR_WEIGHTS,
@@ -109,8 +118,9 @@ static void make_cache(wr_t *wr, uint32_t r)
 				    .dtype = KVK_DTYPE_F32,
 				    .page_bytes = WR_PAGE,
 				    .base = rank->base};
-	rank->padded = rank->paged;
-	rank->padded.layers = wr->layers;
+	rank->second = rank->paged;
+	rank->second.first_layer = r * wr->layers;
+	rank->second.layers = wr->layers;
 	if (wr->heads > 0) {
 		place_heads(wr, r);
 	}
@@ -119,6 +129,8 @@ static void make_cache(wr_t *wr, uint32_t r)
 					.head_count = rank->paged.heads,
 					.layer_first = rank->saved ? rank->saved_first : rank->paged.first_layer,
 					.layer_count = rank->saved ? rank->saved : rank->layers};
+	wr->writers2[r] = (kvc_writer_t){
+		.rank = r, .head_count = 1, .layer_first = rank->second.first_layer, .layer_count = wr->layers};
 }
 
 kvx_worker_config_t wr_config(const wr_t *wr, uint32_t r, kvx_worker_group_t *groups)
@@ -130,10 +142,6 @@ kvx_worker_config_t wr_config(const wr_t *wr, uint32_t r, kvx_worker_group_t *gr
 				      .secret_len = sizeof secret,
 				      .rank = r,
 				      .identity = &wr->identity,
-				      .layout = &wr->layout,
-				      .range = wr->writers[r],
-				      .save_layer_first = wr->rank[r].saved_first,
-				      .save_layers = wr->rank[r].saved,
 				      .groups = groups,
 				      .group_count = wr->groups ? 2 : 1,
 				      .threads = r == 0 ? 3 : 1,
@@ -141,10 +149,12 @@ kvx_worker_config_t wr_config(const wr_t *wr, uint32_t r, kvx_worker_group_t *gr
 				      .layer_wait_us = wr->layer_wait_us,
 				      .promote_rate = wr->promote_rate};
 
-	config.range.layer_first = wr->rank[r].paged.first_layer;
-	config.range.layer_count = wr->rank[r].layers;
-	groups[0] = (kvx_worker_group_t){0, &wr->rank[r].paged};
-	groups[1] = (kvx_worker_group_t){1, &wr->rank[r].padded};
+	groups[0] = (kvx_worker_group_t){.group = 0,
+					 .layout = &wr->layout,
+					 .paged = &wr->rank[r].paged,
+					 .save_layer_first = wr->rank[r].saved_first,
+					 .save_layers = wr->rank[r].saved};
+	groups[1] = (kvx_worker_group_t){.group = 1, .layout = &wr->layout2, .paged = &wr->rank[r].second};
 	wr_device_config(&config);
 
 	return config;

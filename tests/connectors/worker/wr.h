@@ -27,7 +27,7 @@ typedef struct wr_rank {
 	kvx_worker_t *worker;
 	uint8_t *cache; /* [layers][blocks][page] */
 	void *base[WR_LAYERS];
-	kvk_paged_t paged, padded;   /* of the first group, of the second */
+	kvk_paged_t paged, second;   /* of the first group, of the second */
 	uint32_t layers;             /* that are filled and compared */
 	uint32_t page;               /* bytes of a block in a layer */
 	uint32_t at;                 /* of these bytes, among those of all heads */
@@ -59,10 +59,10 @@ typedef struct wr {
 	uint32_t forge_n;           /* leases pretend to have this many blocks; 0: no */
 
 	rig_t rig;
-	kvk_layout_t layout;
-	char layout_text[KVK_LAYOUT_TEXT_MAX];
+	kvk_layout_t layout, layout2; /* of the first group, of the second */
+	char layout_text[KVK_LAYOUTS_TEXT_MAX];
 	kvc_identity_t identity;
-	kvc_writer_t writers[WR_MAX_RANKS];
+	kvc_writer_t writers[WR_MAX_RANKS], writers2[WR_MAX_RANKS];
 	wr_rank_t rank[WR_MAX_RANKS];
 	kvc_t *kvc; /* the scheduler's */
 	kvc_space_t *space;
