@@ -121,7 +121,7 @@ def _refuse(tensor: Any, why: str) -> Declined:
 
 
 def _steps(tensor: Any, num_blocks: int, want: Shape) -> _Steps:
-    """Strides of the tensors that GPU backends have: (B, 2, N, H, D), (B, H, N, K + V), (B, N, H, K + V) and (B, N, K), in any physical order."""
+    """Strides of the tensors that GPU backends have: (B, 2, N, H, D), (B, H, N, K + V), (B, N, H, K + V), and of latent vectors (B, N, K) or, from 0.32 on, (B, 1, N, K), in any physical order."""
     shape, stride = list(tensor.shape), list(tensor.stride())
     pieces = shape[0] // num_blocks if num_blocks > 0 and shape[0] % num_blocks == 0 else 0
     if pieces < 1 or want.tokens % pieces != 0:
@@ -137,8 +137,8 @@ def _steps(tensor: Any, num_blocks: int, want: Shape) -> _Steps:
         steps = _Steps(stride[1], stride[2], want.k, stride[0])
     elif want.v and inner == (tokens, want.heads, both):
         steps = _Steps(stride[2], stride[1], want.k, stride[0])
-    elif not want.v and want.heads == 1 and inner == (tokens, want.k):
-        steps = _Steps(0, stride[1], 0, stride[0])
+    elif not want.v and want.heads == 1 and inner in ((tokens, want.k), (1, tokens, want.k)):
+        steps = _Steps(0, stride[-2], 0, stride[0])
     else:
         raise _refuse(tensor, f"no known layout of {tokens} tokens, {want.heads} heads, {want.k} + {want.v} elements")
     if pieces > 1 and (steps.value >= steps.block or steps.block != tokens * steps.token):

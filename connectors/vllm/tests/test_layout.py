@@ -167,6 +167,8 @@ class Structured(unittest.TestCase):
     def test_one_latent_vector_a_token(self) -> None:
         for tensor, shape, stride in (
             (Device((1000, 16, 576)), LATENT, 18432),
+            (Device((1000, 1, 16, 576)), LATENT, 18432),  # vLLM 0.32: with a dimension of its one head
+            (Device((4000, 1, 16, 576)), layout.Shape(64, 1, 576, 0, "bf16"), 73728),
             (Device((1000, 64, 656), size=1), layout.Shape(64, 1, 656, 0, "byte"), 64 * 656),
             (Device((4000, 16, 576)), layout.Shape(64, 1, 576, 0, "bf16"), 73728),  # of kernel blocks of 16 tokens
         ):
@@ -222,6 +224,8 @@ class Structured(unittest.TestCase):
             (Device((1000, 2, 16, 8, 128), (32768, 64, 2048, 256, 1)), GQA),
             (Device((1000, 16, 576), (18432, 1152, 1)), LATENT),
             (Device((1000, 16, 512)), LATENT),
+            (Device((1000, 2, 16, 576)), LATENT),
+            (Device((1000, 16, 1, 576)), LATENT),
         ):
             with self.assertRaisesRegex(Declined, str(tensor.shape[0])):
                 layout.structured(tensor, 1000, shape)
