@@ -13,6 +13,7 @@ for unit in layout identity layers multi; do
 	"$python" "connectors/vllm/tests/test_$unit.py"
 done
 "$python" tests/engines/releases.py --installed
+"$python" tests/engines/served.py --check
 if [ "$form" = full ] || [ $# -gt 0 ] || [ "$(nproc)" -lt 2 ]; then
 	exec "$python" tests/engines/run.py "--$form" "$@"
 fi
