@@ -4,6 +4,7 @@ start and at shutdown. After an error at start, and for a cache that is not serv
 from __future__ import annotations
 
 import logging
+import pathlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,21 +71,32 @@ class KvdReports(KVConnectorWorkerMetadata):
 
 @dataclass
 class KvdHandshake(KVConnectorHandshakeMetadata):
-    """Sent by a rank at start: digests of its space and of the weight files it sees, the UUID of its GPU, or the reason why it serves nothing."""
+    """Sent by a rank at start: digests of its space and of the weight files it sees, the UUID of its GPU, the node it runs on, or the reason why it serves nothing."""
 
     space: str = ""
     files: str = ""
     reason: str = ""
     device: str = ""
+    node: str = ""
 
 
-def _tensor_parallel_rank(vllm_config: Any) -> int:
+def _rank(vllm_config: Any) -> int:
+    """Among those that hold a part of each block: vLLM's order, tensor parallel ranks within pipeline stages. Replicas have the same ones."""
+    parallel = vllm_config.parallel_config
     try:
-        from vllm.distributed.parallel_state import get_tp_group
+        from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-        return int(get_tp_group().rank_in_group)
+        return int(get_pp_group().rank_in_group * parallel.tensor_parallel_size + get_tp_group().rank_in_group)
     except (AssertionError, ImportError):
-        return int(getattr(vllm_config.parallel_config, "rank", 0))
+        return int(getattr(parallel, "rank", 0)) % (parallel.pipeline_parallel_size * parallel.tensor_parallel_size)
+
+
+def _node() -> str:
+    """Empty: not known."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _parts(layer: Any) -> list[Any]:
@@ -198,7 +210,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         wanted = self._options["handover"]
         sides = wanted and config.is_kv_producer, wanted and config.is_kv_consumer
         where = self._options["handover_peer"], self._options["prefill_device"], self._options["handover_device"] == "own"
-        handovers = Handovers(str(config.engine_id), space.world, *sides, self._child, *where)
+        handovers = Handovers(str(config.engine_id), space.tensor_ranks, *sides, self._child, *where)
         c = self._c = _kvd.Scheduler(
             {
                 **self._common(),
@@ -224,7 +236,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "prefetch": self._prefetches(),
             }
         )
-        kind = f"{self._compat['version']} {space.device} tp{space.world}"
+        kind = f"{self._compat['version']} {space.device} {space.kind()}"
         naming = self._naming = proof.Naming(self, c, space.world, kind, KvdProvingMetadata)
         self.get_num_new_matched_tokens = c.match
         self.build_connector_meta = c.build_meta
@@ -304,6 +316,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Why a rank's answer does not fit the scheduler half; empty: it does."""
         if not isinstance(rank, KvdHandshake) or rank.reason or rank.space != self._space.digest():
             return getattr(rank, "reason", "") or "another space"
+        if rank.node and rank.node != _node():
+            return "a rank runs on another node than the scheduler, and the daemon there has no part of this one's blocks"
         return "" if rank.files == self._space.weights.fingerprint() else "the scheduler's process sees other weight files than a rank; option weights names them"
 
     def _wait_for_daemon(self) -> None:
@@ -321,7 +335,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return None  # another child would get it, and raise
         if self._space is None or self._c is None:
             return KvdHandshake(reason=self._reason or "no KV cache was registered")
-        return KvdHandshake(space=self._space.digest(), files=self._space.weights.fingerprint(), reason=self._reason, device=self._device)
+        return KvdHandshake(space=self._space.digest(), files=self._space.weights.fingerprint(), reason=self._reason, device=self._device, node=_node())
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._space is not None:
@@ -395,7 +409,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _open_worker(self, kv_caches: dict[str, Any]) -> None:
         space, megabytes = self._space, self._options["layers_mb"]
-        rank = _tensor_parallel_rank(self._vllm_config)
+        rank = _rank(self._vllm_config)
+        space.check_rank(rank)
         tensors = [[kv_caches[name] for name in group.layers] for group in space.groups]
         described = self._describe(tensors, rank)
         parts = [[part for layer in own for part in _parts(layer)] for own in tensors]

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from kvd_vllm import layout, weights
+from kvd_vllm import layout, pipeline, weights
 from kvd_vllm.errors import Declined
 
 CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
@@ -47,26 +47,42 @@ class Space:
     foreign: bool
     hash_reason: str
     none_hash: bytes | None
-    world: int
-    layers: int  # of a rank
+    world: int  # ranks: tensor parallel ones of the first pipeline stage, then those of the next
+    stages: pipeline.Stages
     max_blocks: int
     device: str = "cpu"  # where the engine's cache is: "cpu" or "cuda"
     shape: layout.Shape | None = None  # of a rank's page; None: pages are opaque
     weights: weights.Weights = weights.Weights()  # not in `identity`: digesting them takes a while
 
+    @property
+    def tensor_ranks(self) -> int:
+        """Of a pipeline stage."""
+        return self.world // len(self.stages.ranges)
+
+    def kind(self) -> str:
+        """How the ranks share the model."""
+        return f"tp{self.tensor_ranks}" + (f" pp{len(self.stages.ranges)}" if len(self.stages.ranges) > 1 else "")
+
+    def check_rank(self, rank: int) -> None:
+        if rank // self.tensor_ranks != self.stages.own:
+            raise Declined(f"rank {rank} caches the layers of pipeline stage {self.stages.own}")
+
     def digest(self) -> str:
-        text = json.dumps([self.identity, [group.text() for group in self.groups], self.world, self.layers], sort_keys=True)
+        text = json.dumps([self.identity, [group.text() for group in self.groups], self.world, self.stages.ranges], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def held(self, rank: int) -> tuple[int, int, int, int, int]:
-        """(rank, first head, heads, first layer, layers) of a rank's cache: its heads of all layers; its own layers of an opaque block."""
+        """(rank, first head, heads, first layer, layers) of a rank's cache: its heads of all layers of its stage. An opaque block has the layers of one tensor parallel rank
+        after those of another."""
+        stage, own = divmod(rank, self.tensor_ranks)
+        first, count = self.stages.ranges[stage]
         if self.shape is None:
-            return rank, 0, 1, rank * self.layers, self.layers
-        return rank, rank // self.copies() * self.shape.heads, self.shape.heads, 0, self.layers
+            return rank, 0, 1, own * self.stages.layers + first, count
+        return rank, own // self.copies() * self.shape.heads, self.shape.heads, first, count
 
     def copies(self) -> int:
         """Ranks that hold the same heads, one after another: vLLM copies heads where there are more ranks."""
-        return 1 if self.shape is None else self.world * self.shape.heads // self.block.heads
+        return 1 if self.shape is None else self.tensor_ranks * self.shape.heads // self.block.heads
 
     def writers(self) -> list[tuple[int, int, int, int, int]]:
         """The same of what each rank saves. Ranks that hold copies share out the layers: each writes a part of every block, so a block is complete only if all have computed right."""
@@ -198,16 +214,18 @@ def _settings(model: Any) -> dict[str, Any]:
     return {name: value if isinstance(value, dict) else str(getattr(value, "value", value)) for name, value in found.items() if value and value != "auto"}
 
 
-def _extra(vllm_config: Any, groups: list[Group], whole: bool) -> str:
+def _extra(vllm_config: Any, groups: list[Group], stages: pipeline.Stages, whole: bool) -> str:
     """`whole`: a block has all heads of the model, however many ranks have filled it."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    names = "\n".join(f"{group.number} {name}" for group in groups for name in group.layers)
+    names = "\n".join(f"{group.number} {name}" for group, names in zip(groups, stages.names) for name in names)
     extra: dict[str, Any] = {
         "compute": short(model.dtype),
         "layers": hashlib.sha256(names.encode()).hexdigest()[:16],
     }
     if not whole:
         extra["tp"] = parallel.tensor_parallel_size
+    if stages.moved:
+        extra["stages"] = stages.moved
     settings = _settings(model)
     if settings:
         extra["settings"] = hashlib.sha256(canonical(settings).encode()).hexdigest()[:16]
@@ -285,13 +303,11 @@ def _total_heads(vllm_config: Any, shape: layout.Shape, layers: int) -> int:
     if not 0 < heads <= held or held % heads != 0 or (heads < held and shape.heads != 1):
         raise Declined(f"{world} tensor parallel ranks of {shape.heads} KV heads for a model of {heads}")
     if held // heads > layers:
-        raise Declined(f"{held // heads} tensor parallel ranks hold copies of the same KV heads, more than there are layers")
+        raise Declined(f"{held // heads} tensor parallel ranks hold copies of the same KV heads, more than there are layers of a stage")
     return heads
 
 
 def _check_parallel(parallel: Any) -> None:
-    if parallel.pipeline_parallel_size > 1:
-        raise Declined("pipeline parallel ranks are not served by this version")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise Declined(f"{name} above 1 is not served by this version")
@@ -313,13 +329,15 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     hash_text, none_hash, reason = _hash(vllm_config, compat, options["hash"])
     if any(group.state and group.block_tokens != hash_tokens for group in groups):
         raise Declined(f"states at ends of blocks are found by prefixes of whole blocks; the engine looks for prefixes of {hash_tokens} tokens")
-    layers = max(len(group.layers) for group in groups)
-    world = parallel.tensor_parallel_size
+    if parallel.pipeline_parallel_size > 1 and any(group.state for group in groups):
+        raise Declined("states are not served over pipeline stages by this version")
+    stages = pipeline.stages_of(vllm_config, kv_cache_config.kv_cache_groups)
+    layers, ranks = stages.layers, parallel.tensor_parallel_size
     shape = _shape(vllm_config, kv_cache_config) if device == "cuda" else None
     if shape is not None:
-        block, page_format = layout.Block(_total_heads(vllm_config, shape, layers), layers, shape.tokens, shape.k, shape.v, shape.dtype), "canonical"
+        block, page_format = layout.Block(_total_heads(vllm_config, shape, min(count for _, count in stages.ranges)), layers, shape.tokens, shape.k, shape.v, shape.dtype), "canonical"
     else:
-        block = layout.opaque_block(world * layers, groups[0].block_tokens, groups[0].page_bytes)
+        block = layout.opaque_block(ranks * layers, groups[0].block_tokens, groups[0].page_bytes)
         page_format = _page_format(vllm_config, kv_cache_config, compat)
     identity = {
         "model": options["model"] or _model_name(model),
@@ -333,10 +351,10 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         "groups": ",".join(group.text() for group in groups),
         "layout": block.text(),
         "page_format": page_format,
-        "extra": _extra(vllm_config, groups, shape is not None),
+        "extra": _extra(vllm_config, groups, stages, shape is not None),
     }
     named = weights.of_model(vllm_config, options["weights"], compat["version"], device)
-    return Space(identity, block, groups, hash_tokens, none_hash is not None, reason, none_hash, world, layers, int(kv_cache_config.num_blocks), device, shape, named)
+    return Space(identity, block, groups, hash_tokens, none_hash is not None, reason, none_hash, ranks * len(stages.ranges), stages, int(kv_cache_config.num_blocks), device, shape, named)
 
 
 def membership(engine_id: str) -> tuple[str, bytes]:

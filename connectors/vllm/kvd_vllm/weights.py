@@ -177,6 +177,8 @@ def of_model(vllm_config: Any, vouched: str | None, version: str, device: str) -
     kind = load_format
     if load_format == "dummy":  # drawn with a fixed seed, tensor by tensor of a rank
         kind = f"dummy {version} {device} tp{vllm_config.parallel_config.tensor_parallel_size}"
+        stages = int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1))
+        kind += f" pp{stages}" if stages > 1 else ""
     more = getattr(load, "model_loader_extra_config", None)
     kind += f" {more!r}" if more else ""
     try:
