@@ -185,6 +185,7 @@ typedef struct kvx_block_table {
 	size_t struct_size;
 	uint32_t group, first, n, fresh;
 	const uint32_t *ids;
+	int shared; /* 1: the group before this one has the same blocks, and was given them just before */
 } kvx_block_table_t;
 KVC_API kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 						 const kvx_block_table_t *table);

@@ -181,7 +181,9 @@ kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_a
 	if (!table || table->struct_size < sizeof *table || (table->n && !table->ids)) {
 		return KVC_ERR_ARG;
 	}
-	fence_blocks(scheduler, table); /* even if the rest fails: these blocks will be written */
+	if (!table->shared) {
+		fence_blocks(scheduler, table); /* even if the rest fails: these blocks will be written */
+	}
 	if (!kvx_ask_is_sound(ask)) {
 		return KVC_ERR_ARG;
 	}

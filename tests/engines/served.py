@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 SHAPES, KEPT = HERE / "shapes", HERE / "served.json"
 PAGE = HERE.parents[1] / "docs" / "vllm.md"
 DEVICES = ("cuda", "cpu")
+CASES = {"cuda": ("cuda", {}), "cuda, gpu_states": ("cuda", {"gpu_states": True}), "cpu": ("cpu", {})}  # device, options
 DEGREES = (1, 8)  # of tensor parallelism: a model counts as served if it is with each that vLLM takes
 # Models that vLLM 0.32 does not run on a CPU without AMX with its prefix caching on, so that there is nothing to serve: a key of their shapes, and why.
 NOT_ON_CPUS = {
@@ -51,24 +52,26 @@ class Verdict:
     def groups(self) -> list[Any]:
         return self.cache.kv_cache_groups
 
-    def stored(self) -> int:
-        """Bytes that a rank stores of a block of any group."""
+    def stored(self) -> list[int]:
+        """Bytes that a rank stores of a block of each of the engine's groups."""
         assert self.space is not None
-        block, tp = self.space.block, self.engine.tp
-        if block.page_bytes:
-            return block.layers // tp * block.page_bytes
-        return max(1, block.heads // tp) * block.layers * block.block_tokens * (block.k_dim + block.v_dim) * layout.BYTES[block.dtype]
+        sizes = [0] * len(self.groups())
+        for group, blocks in zip(self.space.groups, self.space.blocks):
+            block, tp = blocks.block, self.engine.tp
+            page = block.page_bytes or block.block_tokens * (block.k_dim + block.v_dim) * layout.BYTES[block.dtype]
+            sizes[group.table] += page * (block.layers // tp if block.page_bytes else block.layers * max(1, block.heads // tp))
+        return sizes
 
 
 def not_run(shape: caches.Shape, device: str) -> str:
     return next((why for key, why in NOT_ON_CPUS.items() if device == "cpu" and key in shape), "")
 
 
-def judge(shape: caches.Shape, device: str, tp: int = 1) -> Verdict:
+def judge(shape: caches.Shape, device: str, chosen: dict[str, Any], tp: int = 1) -> Verdict:
     engine = caches.engine_of(shape, device, tp)
     cache = caches.cache_of(engine)
     try:
-        space = identity.describe(engine.config, cache, options.parse({})[0], compat.probe())
+        space = identity.describe(engine.config, cache, options.parse(chosen)[0], compat.probe())
         look_at_tensors(space, caches.tensors_of(engine, cache))
     except Declined as declined:
         return Verdict(engine, cache, None, str(declined))
@@ -82,11 +85,11 @@ def look_at_tensors(space: identity.Space, tensors: dict[str, Any]) -> None:
     half._describe([[tensors[name] for name in group.layers] for group in space.groups], 0)
 
 
-def why_not(shape: caches.Shape, device: str) -> str:
+def why_not(shape: caches.Shape, device: str, chosen: dict[str, Any]) -> str:
     """Empty: served, with each degree."""
     heads = shape.get("num_key_value_heads", 1)
     degrees = [tp for tp in DEGREES if heads % tp == 0 or tp % heads == 0]
-    return not_run(shape, device) or next((why for tp in degrees if (why := judge(shape, device, tp).why)), "")
+    return not_run(shape, device) or next((why for tp in degrees if (why := judge(shape, device, chosen, tp).why)), "")
 
 
 def read(path: Path) -> Any:
@@ -138,32 +141,34 @@ def describe(group: Any) -> str:
 def table() -> str:
     notes: list[str] = []
 
-    def word(why: str) -> str:
+    def word(shape: caches.Shape, device: str) -> str:
+        reasons = [why_not(shape, *case) for case in CASES.values() if case[0] == device]
+        why = next((why for why in reasons if why), "")
         if why and why not in notes:
             notes.append(why)
-        return f"no ({notes.index(why) + 1})" if why else "yes"
+        return f"{'no' if all(reasons) else 'if asked'} ({notes.index(why) + 1})" if why else "yes"
 
     rows = [["model", "groups on a GPU", "KiB of a block", "stored", "GPU", "CPU"], ["---"] * 6]
     for shape in shapes():
-        gpu = judge(shape, "cuda")
+        gpu = judge(shape, *CASES["cuda, gpu_states"])
         sizes = once([kib(true_bytes(group)) for group in gpu.groups()], "x")
-        words = [word(why_not(shape, device)) for device in DEVICES]
-        rows.append([shape["model"], once([describe(group) for group in gpu.groups()], "groups"), sizes, kib(gpu.stored()) if gpu.space else "-", *words])
+        stored = once([kib(size) for size in gpu.stored()], "x") if gpu.space else "-"
+        rows.append([shape["model"], once([describe(group) for group in gpu.groups()], "groups"), sizes, stored, *(word(shape, device) for device in DEVICES)])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([*lines, "", *(f"{number}. {why}" for number, why in enumerate(notes, 1))])
 
 
 def tell() -> None:
     for shape in shapes():
-        for device in DEVICES:
-            print(f"{shape['model']:26} {device:5} {why_not(shape, device) or 'served'}")
-    print(", ".join(f"{device}: {len(names)} of {len(shapes())} served" for device, names in now().items()))
+        for name, case in CASES.items():
+            print(f"{shape['model']:26} {name:16} {why_not(shape, *case) or 'served'}")
+    print("; ".join(f"{name}: {len(names)} of {len(shapes())} served" for name, names in now().items()))
 
 
 def tell_groups() -> None:
     runs = [(shape, device, tp) for shape in shapes() for device in DEVICES for tp in DEGREES if not not_run(shape, device)]
     for shape, device, tp in runs:
-        verdict = judge(shape, device, tp)
+        verdict = judge(shape, device, {"gpu_states": True}, tp)
         print(f"{shape['model']} on {device}, TP {tp}, layout {verdict.engine.config.cache_config.kv_cache_layout}: {verdict.why or 'served'}")
         for number, group in enumerate(verdict.groups()):
             print(f"  group {number}: {type(group.kv_cache_spec).__name__}, {rule_of(next(iter(parts(group))))}, blocks of {group.kv_cache_spec.block_size} tokens")
@@ -177,7 +182,7 @@ def tell_groups() -> None:
 
 
 def now() -> dict[str, list[str]]:
-    return {device: [shape["model"] for shape in shapes() if not why_not(shape, device)] for device in DEVICES}
+    return {name: [shape["model"] for shape in shapes() if not why_not(shape, *case)] for name, case in CASES.items()}
 
 
 def on_page() -> tuple[str, str, str]:
@@ -191,7 +196,7 @@ def on_page() -> tuple[str, str, str]:
 
 def check() -> None:
     kept, found = read(KEPT), now()
-    lost = [f"{name} on {device}" for device in DEVICES for name in kept[device] if name not in found[device]]
+    lost = [f"{model} on {case}" for case in CASES for model in kept.get(case, ()) if model not in found[case]]
     if lost:
         raise SystemExit(f"no longer served (served.py says why): {', '.join(lost)}")
     if found != kept or on_page()[1].strip() != table():

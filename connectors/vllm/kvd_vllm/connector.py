@@ -181,7 +181,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             "secret": secret,
             "program": f"vllm {self._compat['version']} {self._half}",
             "identity": self._space.identity,
-            "layout": self._space.block.fields(),
+            "layouts": [blocks.block.fields() for blocks in self._space.blocks],
             "circuit_breaker": self._breaker,
         }
 
@@ -224,6 +224,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "find_limits": limits.find,
                 "unit_extras": lambda request, at, units: identity.unit_extras(request, at, units, space.hash_tokens),
                 "group_tokens": [group.block_tokens for group in space.groups],
+                "group_tables": [group.table for group in space.groups],
                 "hash_tokens": space.hash_tokens,
                 "writers": space.writers(),
                 "max_blocks": space.max_blocks,
@@ -358,16 +359,18 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _describe(self, tensors: list[list[Any]], rank: int) -> list[dict[str, Any]]:
         """Every group's cache as the C side takes it. `tensors`: of a group, of its layers; a layer with states may have several."""
         space = self._space
-        head, layer = space.place(rank)
         described = []
-        for group, own in zip(space.groups, tensors):
+        for number, (group, own) in enumerate(zip(space.groups, tensors)):
+            _, head, _, layer, _ = space.held(number, rank)
+            _, _, _, first, count = space.saved(number, rank)
+            shape = space.blocks[number].shape
             if group.state:
                 pages = [layout.states(_parts(layer), space.max_blocks, group.page_bytes) for layer in own]
-            elif space.shape is None:
+            elif shape is None:
                 pages = [layout.opaque(tensor, space.max_blocks, group.page_bytes) for tensor in own]
             else:
-                pages = [layout.structured(tensor, space.max_blocks, space.shape) for tensor in own]
-            described.append(layout.paged(pages, group.number, layer, head, group.block_tokens))
+                pages = [layout.structured(tensor, space.max_blocks, shape) for tensor in own]
+            described.append({**layout.paged(pages, group.number, layer, head, group.block_tokens), "save_layer_first": first, "save_layers": count})
         return described
 
     def _memory(self, tensors: list[Any]) -> dict[str, Any]:
@@ -425,9 +428,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             "results_class": self._compat["results"],
             "stats_class": self._worker_stats,
             "rank": rank,
-            "range": space.held(rank),
-            "save_layer_first": space.writers()[rank][3],
-            "save_layers": space.writers()[rank][4],
             "groups": described,
             "layers": layers,
             "layer_bytes": megabytes << 20 or 1,

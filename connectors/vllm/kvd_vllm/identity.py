@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvd_vllm import layout, pipeline, weights
@@ -22,18 +22,33 @@ DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "half": "f16",
 
 @dataclass(frozen=True)
 class Group:
-    """One KV cache group of the engine."""
+    """Layers of the engine whose blocks have one rule and one size: a KV cache group of its, or those of one that have pages of one kind."""
 
     number: int
+    table: int  # the engine's group, whose blocks it has
     block_tokens: int
     window: int  # tokens; 0: full attention, or a state
     layers: tuple[str, ...]
-    page_bytes: int
+    page_bytes: int  # of a layer's block, without padding
     state: bool = False  # a block holds what its layers know at its end, not something of each token
+    spec: Any = field(default=None, compare=False, repr=False)  # the engine's
 
     def text(self) -> str:
         rule = "state" if self.state else "window" if self.window else "full"
         return f"{self.number}:{rule}:{self.block_tokens}" + (f":{self.window}" if self.window else "")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a group in the pool, and what of them each rank holds."""
+
+    block: layout.Block
+    shape: layout.Shape | None  # of a rank's page; None: pages are opaque, and each tensor parallel rank has layers of its own
+    counts: tuple[int, ...]  # layers of each pipeline stage
+
+    def copies(self, ranks: int) -> int:
+        """Of `ranks` tensor parallel ones those that hold the same heads, one after another: vLLM copies heads where there are more ranks."""
+        return 1 if self.shape is None else ranks * self.shape.heads // self.block.heads
 
 
 @dataclass
@@ -41,61 +56,59 @@ class Space:
     """What both halves must have equal."""
 
     identity: dict[str, Any]
-    block: layout.Block  # of the pool; its text is in `identity`
     groups: list[Group]
+    blocks: list[Blocks]  # of the groups; their layouts are in `identity`
     hash_tokens: int
     foreign: bool
     hash_reason: str
     none_hash: bytes | None
     world: int  # ranks: tensor parallel ones of the first pipeline stage, then those of the next
-    stages: pipeline.Stages
+    stage: int  # of this half's configuration
     max_blocks: int
     device: str = "cpu"  # where the engine's cache is: "cpu" or "cuda"
-    shape: layout.Shape | None = None  # of a rank's page; None: pages are opaque
     weights: weights.Weights = weights.Weights()  # not in `identity`: digesting them takes a while
+
+    @property
+    def stages(self) -> int:
+        return len(self.blocks[0].counts)
 
     @property
     def tensor_ranks(self) -> int:
         """Of a pipeline stage."""
-        return self.world // len(self.stages.ranges)
+        return self.world // self.stages
 
     def kind(self) -> str:
         """How the ranks share the model."""
-        return f"tp{self.tensor_ranks}" + (f" pp{len(self.stages.ranges)}" if len(self.stages.ranges) > 1 else "")
+        return f"tp{self.tensor_ranks}" + (f" pp{self.stages}" if self.stages > 1 else "")
 
     def check_rank(self, rank: int) -> None:
-        if rank // self.tensor_ranks != self.stages.own:
-            raise Declined(f"rank {rank} caches the layers of pipeline stage {self.stages.own}")
+        if rank // self.tensor_ranks != self.stage:
+            raise Declined(f"rank {rank} caches the layers of pipeline stage {self.stage}")
 
     def digest(self) -> str:
-        text = json.dumps([self.identity, [group.text() for group in self.groups], self.world, self.stages.ranges], sort_keys=True)
+        text = json.dumps([self.identity, [group.text() for group in self.groups], self.world, [blocks.counts for blocks in self.blocks]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def held(self, rank: int) -> tuple[int, int, int, int, int]:
+    def held(self, group: int, rank: int) -> tuple[int, int, int, int, int]:
         """(rank, first head, heads, first layer, layers) of a rank's cache: its heads of all layers of its stage. An opaque block has the layers of one tensor parallel rank
         after those of another."""
+        blocks = self.blocks[group]
         stage, own = divmod(rank, self.tensor_ranks)
-        first, count = self.stages.ranges[stage]
-        if self.shape is None:
-            return rank, 0, 1, own * self.stages.layers + first, count
-        return rank, own // self.copies() * self.shape.heads, self.shape.heads, first, count
+        first, count = sum(blocks.counts[:stage]), blocks.counts[stage]
+        if blocks.shape is None:
+            return rank, 0, 1, own * sum(blocks.counts) + first, count
+        return rank, own // blocks.copies(self.tensor_ranks) * blocks.shape.heads, blocks.shape.heads, first, count
 
-    def copies(self) -> int:
-        """Ranks that hold the same heads, one after another: vLLM copies heads where there are more ranks."""
-        return 1 if self.shape is None else self.tensor_ranks * self.shape.heads // self.block.heads
+    def saved(self, group: int, rank: int) -> tuple[int, int, int, int, int]:
+        """The same of what the rank saves. Ranks that hold copies share out the layers: each writes a part of every block, so a block is complete only if all have computed right."""
+        parts = self.blocks[group].copies(self.tensor_ranks)
+        _, head, heads, first, count = self.held(group, rank)
+        low, high = (count * (rank % parts + i) // parts for i in range(2))
+        return rank, head, heads, first + low, high - low
 
     def writers(self) -> list[tuple[int, int, int, int, int]]:
-        """The same of what each rank saves. Ranks that hold copies share out the layers: each writes a part of every block, so a block is complete only if all have computed right."""
-        parts, found = self.copies(), []
-        for rank in range(self.world):
-            _, head, heads, first, count = self.held(rank)
-            low, high = (count * (rank % parts + i) // parts for i in range(2))
-            found.append((rank, head, heads, first + low, high - low))
-        return found
-
-    def place(self, rank: int) -> tuple[int, int]:
-        """(first head, first layer) of a rank."""
-        return self.held(rank)[1], self.held(rank)[3]
+        """What all ranks save, group by group."""
+        return [self.saved(group, rank) for group in range(len(self.groups)) for rank in range(self.world)]
 
 
 def short(dtype: Any) -> str:
@@ -112,29 +125,44 @@ def canonical(value: Any) -> str:
 # ---- groups --------------------------------------------------------------------------------------------------------
 
 
-def _specs(spec: Any) -> list[Any]:
-    inner = getattr(spec, "kv_cache_specs", None)
-    return list(inner.values()) if isinstance(inner, dict) else [spec]
+def _kinds(group: Any) -> list[tuple[Any, tuple[str, ...]]]:
+    """The layers of an engine's group by what their pages are: vLLM puts layers with pages of several sizes into one group where all have one rule."""
+    inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    if not isinstance(inner, dict):
+        return [(group.kv_cache_spec, tuple(group.layer_names))]
+    kinds: list[tuple[Any, list[str]]] = []
+    for name in group.layer_names:
+        known = next((names for spec, names in kinds if spec == inner[name]), None)
+        if known is None:
+            kinds.append((inner[name], [name]))
+        else:
+            known.append(name)
+    return [(spec, tuple(names)) for spec, names in kinds]
 
 
-def _group(number: int, group: Any) -> Group:
-    specs = _specs(group.kv_cache_spec)
-    spec = specs[0]
+def _group(number: int, table: int, group: Any, spec: Any, layers: tuple[str, ...]) -> Group:
     kind = type(spec).__name__
-    if any(type(other) is not type(spec) or other.page_size_bytes != spec.page_size_bytes or other.block_size != spec.block_size for other in specs):
-        raise Declined(f"KV cache group {number} holds layers with pages of different sizes")
     if kind not in FULL + WINDOW + STATE:
-        raise Declined(f"KV cache group {number} is {kind}; served are {', '.join(FULL + WINDOW + STATE)}")
+        raise Declined(f"KV cache group {table} is {kind}; served are {', '.join(FULL + WINDOW + STATE)}")
     if kind in STATE:
-        _check_state(number, spec)
+        _check_state(table, spec)
     elif getattr(spec, "tokens_per_state", 1) != 1:
-        raise Declined(f"KV cache group {number} keeps one state for several tokens")
+        raise Declined(f"KV cache group {table} keeps one state for several tokens")
     if not getattr(group, "enable_kv_transfer", True) or not getattr(spec, "prefix_cacheable", True) or getattr(group, "host_resident", False):
-        raise Declined(f"KV cache group {number} is not to be transferred")
+        raise Declined(f"KV cache group {table} is not to be transferred")
     window = spec.sliding_window - 1 if kind in WINDOW else 0
     if kind in WINDOW and window < 1:
-        raise Declined(f"KV cache group {number} has a window of {spec.sliding_window} tokens")
-    return Group(number, spec.block_size, window, tuple(group.layer_names), spec.page_size_bytes, kind in STATE)
+        raise Declined(f"KV cache group {table} has a window of {spec.sliding_window} tokens")
+    if spec.block_size != group.kv_cache_spec.block_size:
+        raise Declined(f"KV cache group {table} holds layers with blocks of {spec.block_size} and {group.kv_cache_spec.block_size} tokens")
+    return Group(number, table, spec.block_size, window, layers, _true_bytes(spec), kind in STATE, spec)
+
+
+def _true_bytes(spec: Any) -> int:
+    """Of a page, without what vLLM adds so that the pages of all groups have one size."""
+    if type(spec).__name__ in STATE:
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(spec.shapes, spec.dtypes))
+    return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
 
 
 def _check_state(number: int, spec: Any) -> None:
@@ -147,13 +175,14 @@ def _check_state(number: int, spec: Any) -> None:
 
 
 def groups_of(kv_cache_config: Any, compat: dict[str, Any]) -> list[Group]:
-    groups = [_group(number, group) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
+    groups: list[Group] = []
+    for table, group in enumerate(kv_cache_config.kv_cache_groups):
+        for spec, layers in _kinds(group):
+            groups.append(_group(len(groups), table, group, spec, layers))
     if not groups:
         raise Declined("the model has no KV cache")
     if len(groups) > 16:
         raise Declined(f"{len(groups)} KV cache groups; at most 16 are served")
-    if len({group.page_bytes for group in groups}) > 1:
-        raise Declined("KV cache groups have pages of different sizes")
     if len(groups) > 1 and not compat["failed_recving"]:
         raise Declined("several KV cache groups need an engine that takes back a whole failed load (vLLM 0.30)")
     return groups
@@ -214,18 +243,16 @@ def _settings(model: Any) -> dict[str, Any]:
     return {name: value if isinstance(value, dict) else str(getattr(value, "value", value)) for name, value in found.items() if value and value != "auto"}
 
 
-def _extra(vllm_config: Any, groups: list[Group], stages: pipeline.Stages, whole: bool) -> str:
+def _extra(vllm_config: Any, stages: pipeline.Stages, whole: bool) -> str:
     """`whole`: a block has all heads of the model, however many ranks have filled it."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    names = "\n".join(f"{group.number} {name}" for group, names in zip(groups, stages.names) for name in names)
+    names = "\n".join(f"{number} {name}" for number, names in enumerate(stages.names) for name in names)
     extra: dict[str, Any] = {
         "compute": short(model.dtype),
         "layers": hashlib.sha256(names.encode()).hexdigest()[:16],
     }
     if not whole:
         extra["tp"] = parallel.tensor_parallel_size
-    if stages.moved:
-        extra["stages"] = stages.moved
     settings = _settings(model)
     if settings:
         extra["settings"] = hashlib.sha256(canonical(settings).encode()).hexdigest()[:16]
@@ -235,23 +262,25 @@ def _extra(vllm_config: Any, groups: list[Group], stages: pipeline.Stages, whole
     return canonical(extra)
 
 
-def _page_format(vllm_config: Any, kv_cache_config: Any, compat: dict[str, Any]) -> str:
+def _page_format(vllm_config: Any, groups: list[Group], compat: dict[str, Any]) -> str:
     """The CPU backend packs keys for its instruction set, and the packing may change with any release."""
     import torch
 
-    specs = [_specs(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
-    spec = next((own[0] for own in specs if type(own[0]).__name__ not in STATE), None)
+    spec = next((group.spec for group in groups if not group.state), None)
     isa, kind, shape = "plain", "none", ""
     if spec is not None:
         kind, shape = type(spec).__name__, f"h{spec.num_kv_heads}d{spec.head_size}"
         if compat["cpu_isa"] is not None and kind != "MLAAttentionSpec":
             isa = compat["cpu_isa"](vllm_config.model_config.dtype, spec.block_size, spec.head_size, vllm_config.cache_config.cache_dtype)
     level = torch.backends.cpu.get_cpu_capability()
-    states = [_state_format(one) for own in specs for one in own if type(one).__name__ in STATE]
-    if states:
-        order = compat["conv_layout"]() if compat["conv_layout"] else "unknown"
-        shape += "/states-" + hashlib.sha256(json.dumps([order, states]).encode()).hexdigest()[:16]
-    return f"vllm-cpu/{compat['version']}/{isa}/{level}/{kind}/{shape}/tp{vllm_config.parallel_config.tensor_parallel_size}"
+    return f"vllm-cpu/{compat['version']}/{isa}/{level}/{kind}/{shape}{_state_text(groups, compat)}/tp{vllm_config.parallel_config.tensor_parallel_size}"
+
+
+def _state_text(groups: list[Group], compat: dict[str, Any]) -> str:
+    """Empty: the model keeps no states."""
+    states = [_state_format(group.spec) for group in groups if group.state for _ in group.layers]
+    order = compat["conv_layout"]() if compat["conv_layout"] else "unknown"
+    return "/states-" + hashlib.sha256(json.dumps([order, states]).encode()).hexdigest()[:16] if states else ""
 
 
 def _state_format(spec: Any) -> list[Any]:
@@ -274,7 +303,9 @@ def _page_shape(spec: Any, dtype: str) -> layout.Shape:
     if getattr(spec, "compress_ratio", 1) != 1 or getattr(spec, "num_head_slots", None) not in (None, spec.num_kv_heads):
         raise Declined("pages hold something else than one key and value a token and head")
     if latent:
-        if real % (states * size) != 0 or (known and real != states * size * spec.head_size):
+        if known and real != states * size * spec.head_size:
+            size, known = 1, False  # something else of each token, as the keys of an indexer: bytes
+        if real % (states * size) != 0:
             raise Declined(f"a page of {real} bytes is not {spec.block_size} latent vectors")
         return layout.Shape(spec.block_size, 1, real // (states * size), 0, dtype if known else "byte")
     value = getattr(spec, "head_size_v", None) or spec.head_size
@@ -283,28 +314,35 @@ def _page_shape(spec: Any, dtype: str) -> layout.Shape:
     return layout.Shape(spec.block_size, spec.num_kv_heads, spec.head_size, value, dtype)
 
 
-def _shape(vllm_config: Any, kv_cache_config: Any) -> layout.Shape:
-    """The shape of all groups."""
-    if any(type(_specs(group.kv_cache_spec)[0]).__name__ in STATE for group in kv_cache_config.kv_cache_groups):
-        raise Declined("states in memory of a GPU are not served by this version")
-    specs = [spec for group in kv_cache_config.kv_cache_groups for spec in _specs(group.kv_cache_spec)]
-    shapes = {_page_shape(spec, _cache_dtype(vllm_config)) for spec in specs}
-    if len(shapes) != 1:
-        raise Declined("KV cache groups have pages of different shapes")
-    return shapes.pop()
-
-
-def _total_heads(vllm_config: Any, shape: layout.Shape, layers: int) -> int:
-    """KV heads of the model: fewer than all ranks hold together if some hold copies."""
+def _total_heads(vllm_config: Any, shape: layout.Shape, layers: int, alike: bool) -> int:
+    """KV heads of these layers: fewer than all ranks hold together if some hold copies. The model's number is that of its layers only if they are `alike`."""
     world = vllm_config.parallel_config.tensor_parallel_size
-    total = getattr(vllm_config.model_config, "get_total_num_kv_heads", None)
+    total = getattr(vllm_config.model_config, "get_total_num_kv_heads", None) if alike else None
     held = world * shape.heads
+    if not alike and world > 1 and shape.heads == 1 and shape.v:
+        raise Declined("layers have different numbers of KV heads, and one of a rank may be a copy of another rank's")
     heads = 1 if shape.v == 0 else int(total()) if total is not None else held
     if not 0 < heads <= held or held % heads != 0 or (heads < held and shape.heads != 1):
         raise Declined(f"{world} tensor parallel ranks of {shape.heads} KV heads for a model of {heads}")
     if held // heads > layers:
         raise Declined(f"{held // heads} tensor parallel ranks hold copies of the same KV heads, more than there are layers of a stage")
     return heads
+
+
+def _blocks(vllm_config: Any, group: Group, counts: tuple[int, ...], alike: bool) -> Blocks:
+    ranks, layers = vllm_config.parallel_config.tensor_parallel_size, sum(counts)
+    if str(vllm_config.device_config.device_type) == "cpu" or group.state:
+        return Blocks(layout.opaque_block(ranks * layers, group.block_tokens, group.page_bytes), None, counts)
+    shape = _page_shape(group.spec, _cache_dtype(vllm_config))
+    return Blocks(layout.Block(_total_heads(vllm_config, shape, min(counts), alike), layers, shape.tokens, shape.k, shape.v, shape.dtype), shape, counts)
+
+
+def _layers(groups: list[Group], stages: pipeline.Stages) -> list[tuple[int, ...]]:
+    """How many layers of each group each pipeline stage has."""
+    tables = [group.table for group in groups]
+    if len(stages.counts[0]) > 1 and len(set(tables)) < len(tables):
+        raise Declined("layers with pages of several sizes in one KV cache group are not served over pipeline stages")
+    return [stages.counts[group.table] if tables.count(group.table) == 1 else (len(group.layers),) for group in groups]
 
 
 def _check_parallel(parallel: Any) -> None:
@@ -331,14 +369,15 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         raise Declined(f"states at ends of blocks are found by prefixes of whole blocks; the engine looks for prefixes of {hash_tokens} tokens")
     if parallel.pipeline_parallel_size > 1 and any(group.state for group in groups):
         raise Declined("states are not served over pipeline stages by this version")
+    if device == "cuda" and any(group.state for group in groups) and not options["gpu_states"]:
+        raise Declined("states in memory of a GPU are served only if you ask for it (option gpu_states): no GPU has tested this")
     stages = pipeline.stages_of(vllm_config, kv_cache_config.kv_cache_groups)
-    layers, ranks = stages.layers, parallel.tensor_parallel_size
-    shape = _shape(vllm_config, kv_cache_config) if device == "cuda" else None
-    if shape is not None:
-        block, page_format = layout.Block(_total_heads(vllm_config, shape, min(count for _, count in stages.ranges)), layers, shape.tokens, shape.k, shape.v, shape.dtype), "canonical"
-    else:
-        block = layout.opaque_block(ranks * layers, groups[0].block_tokens, groups[0].page_bytes)
-        page_format = _page_format(vllm_config, kv_cache_config, compat)
+    alike = len({group.spec.num_kv_heads for group in groups if not group.state}) == 1
+    blocks = [_blocks(vllm_config, group, counts, alike) for group, counts in zip(groups, _layers(groups, stages))]
+    whole = all(one.shape is not None for one in blocks)
+    page_format = _page_format(vllm_config, groups, compat)
+    if device == "cuda":
+        page_format = "canonical" + (f"/{compat['version']}{_state_text(groups, compat)}" if not whole else "")
     identity = {
         "model": options["model"] or _model_name(model),
         "weights": None,
@@ -349,12 +388,13 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         "hash": hash_text,
         "hash_tokens": hash_tokens,
         "groups": ",".join(group.text() for group in groups),
-        "layout": block.text(),
+        "layout": layout.text_of([one.block for one in blocks]),
         "page_format": page_format,
-        "extra": _extra(vllm_config, groups, stages, shape is not None),
+        "extra": _extra(vllm_config, stages, whole),
     }
     named = weights.of_model(vllm_config, options["weights"], compat["version"], device)
-    return Space(identity, block, groups, hash_tokens, none_hash is not None, reason, none_hash, ranks * len(stages.ranges), stages, int(kv_cache_config.num_blocks), device, shape, named)
+    world = parallel.tensor_parallel_size * len(stages.counts[0])
+    return Space(identity, groups, blocks, hash_tokens, none_hash is not None, reason, none_hash, world, stages.own, int(kv_cache_config.num_blocks), device, named)
 
 
 def membership(engine_id: str) -> tuple[str, bytes]:

@@ -33,6 +33,17 @@ class Block:
         return {**vars(self), "dtype": getattr(_kvd, "DTYPE_" + self.dtype), "inner": getattr(_kvd, "INNER_" + self.inner)}
 
 
+def text_of(blocks: Sequence[Block]) -> str:
+    """Of the groups of a space: kvk_layouts_format()."""
+    runs: list[tuple[Block, int]] = []
+    for block in blocks:
+        if runs and runs[-1][0] == block:
+            runs[-1] = block, runs[-1][1] + 1
+        else:
+            runs.append((block, 1))
+    return runs[0][0].text() if len(runs) == 1 else ";".join(f"{count}*{block.text()}" for block, count in runs)
+
+
 def opaque_block(layers: int, tokens: int, page_bytes: int) -> Block:
     """Of pages as the engine has them."""
     return Block(1, layers, tokens, 0, 0, "byte", "opaque", page_bytes)
@@ -81,18 +92,21 @@ def opaque(tensor: Any, num_blocks: int, page_bytes: int) -> Page:
 
 def states(tensors: Sequence[Any], num_blocks: int, page_bytes: int) -> Page:
     """A page of a layer that keeps states: parts of several kinds, each a tensor, one after another in the same page."""
-    spans = []
+    spans, steps = [], set()
     for tensor in tensors:
         shape, stride, step = _block(tensor, num_blocks)
         size, count = tensor.element_size(), math.prod(shape)
-        if 1 + sum((n - 1) * s for n, s in zip(shape, stride)) != count or step * size != page_bytes:
-            raise _refuse(tensor, f"a state is not contiguous, or its blocks are not {page_bytes} bytes apart")
+        if 1 + sum((n - 1) * s for n, s in zip(shape, stride)) != count:
+            raise _refuse(tensor, "a state is not contiguous")
         spans.append((tensor.data_ptr(), count * size))
+        steps.add(step * size)
+    if len(steps) != 1 or min(steps) < page_bytes:
+        raise Declined(f"the blocks of a layer's states are {steps} bytes apart, and a page has {page_bytes}")
     spans.sort()
     base = spans[0][0]
     if any(at + size > after for (at, size), (after, _) in zip(spans, spans[1:])) or sum(spans[-1]) - base > page_bytes:
         raise Declined(f"the states of a layer overlap, or are longer than the {page_bytes} bytes of a page")
-    return Page(_kvd.KIND_OPAQUE, 1, 0, 0, 0, page_bytes, page_bytes, base, num_blocks, "byte")
+    return Page(_kvd.KIND_OPAQUE, 1, 0, 0, 0, page_bytes, steps.pop(), base, num_blocks, "byte")
 
 
 @dataclass(frozen=True)
@@ -199,6 +213,8 @@ def paged(pages: Sequence[Page], group: int, first_layer: int, first_head: int =
         "layers": len(pages),
         "first_layer": first_layer,
         "first_head": first_head,
+        "save_layer_first": first_layer,
+        "save_layers": 0,  # all
         "block_tokens": block_tokens or first.block_tokens,
         "base": [page.base for page in pages],
     }

@@ -66,6 +66,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("layers", True, _flag, "on GPUs synchronous loads come layer by layer, if the engine waits for each layer separately"),
     Option("layers_mb", 96, _number(0, 1 << 20), "least MiB of a step's loads that come layer by layer: shorter ones finish before layers pay"),
     Option("prefetch", True, _flag, "on GPUs with one rank the loads of a step begin when it is planned, before the engine prepares it"),
+    Option("gpu_states", False, _flag, "on GPUs models with recurrent layers are served, too: no GPU has tested this"),
     Option("arrange", "blocks", _choice("blocks", "heads", "engine"), "on GPUs before 0.30 the engine is asked to keep all layers of a block together, or only each head's tokens, or nothing"),
     Option("prefault", True, _flag, "touch the cache's and the pool's pages in the background at start"),
     Option("flush_ms", 1000, _number(0, 60000), "longest wait for saves in progress at shutdown"),

@@ -13,17 +13,9 @@ from kvd_vllm.errors import Declined
 
 @dataclass(frozen=True)
 class Stages:
-    """`moved`: the number of layers of each stage, where a block is not that of an engine with one stage; else empty."""
-
     names: tuple[tuple[str, ...], ...]  # of each KV cache group: its layers in all stages
-    ranges: tuple[tuple[int, int], ...]  # of each stage: its first layer in a block, and how many
+    counts: tuple[tuple[int, ...], ...]  # of each KV cache group: how many of them each stage has
     own: int  # the stage of this half's configuration
-    moved: tuple[int, ...] = ()
-
-    @property
-    def layers(self) -> int:
-        """Of a block."""
-        return sum(count for _, count in self.ranges)
 
 
 def stages_of(vllm_config: Any, kv_cache_groups: Sequence[Any]) -> Stages:
@@ -31,7 +23,7 @@ def stages_of(vllm_config: Any, kv_cache_groups: Sequence[Any]) -> Stages:
     count = int(vllm_config.parallel_config.pipeline_parallel_size)
     own = [tuple(group.layer_names) for group in kv_cache_groups]
     if count == 1:
-        return Stages(tuple(own), ((0, max(map(len, own))),), 0)
+        return Stages(tuple(own), tuple((len(group),) for group in own), 0)
     bounds = _bounds(vllm_config.model_config, count)
     template, numbers = _numbers(own)
     stage = next((s for s, (first, end) in enumerate(bounds) if sorted(numbers.values()) == list(range(first, end))), None)
@@ -89,16 +81,11 @@ def _regroup(vllm_config: Any, groups: Sequence[Any], template: str, numbers: di
 
 
 def _place(names: list[tuple[str, ...]], own: list[tuple[str, ...]], template: str, bounds: list[tuple[int, int]], stage: int) -> Stages:
-    """Each stage has a range of a block's layers, as long as its longest group, and its layers of each group lie at the beginning of that range."""
+    """In a block a group's layers of one stage lie behind those of the stage before it."""
     stage_of = {template.format(i): s for s, (first, end) in enumerate(bounds) for i in range(first, end)}
     split = [[tuple(name for name in group if stage_of[name] == s) for s in range(len(bounds))] for group in names]
     if [parts[stage] for parts in split] != own or any(sum(parts, ()) != group for parts, group in zip(split, names)):
         raise Declined("the KV cache groups of a pipeline stage are not those that the layers of all stages have")
     if not all(part for parts in split for part in parts):
         raise Declined("a pipeline stage has no layer of some KV cache group")
-    ranges, first, moved = [], 0, False
-    for s in range(len(bounds)):
-        ranges.append((first, max(len(parts[s]) for parts in split)))
-        moved = moved or any(sum(map(len, parts[:s])) != first for parts in split)
-        first += ranges[-1][1]
-    return Stages(tuple(names), tuple(ranges), stage, tuple(end - first for first, end in bounds) if moved else ())
+    return Stages(tuple(names), tuple(tuple(map(len, parts)) for parts in split), stage)

@@ -241,6 +241,7 @@ typedef struct kvdpy_scheduler {
 	PyObject *forget;     /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
+	uint32_t tables[KVDPY_MAX_GROUPS]; /* index of the block table in the engine's, ascending */
 	uint32_t hash_tokens;
 	uint32_t request_count; /* requests in the last step */
 	uint32_t continuing;    /* of these, requests that continue in the next step */

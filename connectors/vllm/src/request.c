@@ -472,9 +472,10 @@ int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, PyObject *tab
 	int failed = 0;
 
 	for (uint32_t g = 0; g < self->groups && !failed; g++) {
-		PyObject *list = PySequence_GetItem(tables, (Py_ssize_t)g);
+		PyObject *list = PySequence_GetItem(tables, (Py_ssize_t)self->tables[g]);
 		kvx_block_table_t table = {.struct_size = sizeof table, .group = g};
 
+		table.shared = g > 0 && self->tables[g] == self->tables[g - 1];
 		table.first = append ? r->known_blocks[g] : 0;
 		table.fresh = r->known_blocks[g] > 0 ? r->known_blocks[g] : r->local / self->block_tokens[g];
 		failed = !list || append_group(self, ask, list, &table);

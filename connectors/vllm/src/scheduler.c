@@ -316,9 +316,16 @@ static int make_answers(kvdpy_scheduler_t *self)
 static int read_groups(kvdpy_scheduler_t *self, PyObject *dict)
 {
 	PyObject *list = kvdpy_find_list(dict, "group_tokens", KVDPY_MAX_GROUPS, &self->groups);
+	uint32_t count = 0;
+	PyObject *tables = list ? kvdpy_find_list(dict, "group_tables", KVDPY_MAX_GROUPS, &count) : NULL;
 
-	for (uint32_t i = 0; list && i < self->groups; i++) {
-		if (kvdpy_read_u32(PyList_GetItem(list, (Py_ssize_t)i), &self->block_tokens[i])) {
+	if (tables && count != self->groups) {
+		PyErr_SetString(PyExc_ValueError, "not as many block tables as groups");
+		return -1;
+	}
+	for (uint32_t i = 0; tables && i < self->groups; i++) {
+		if (kvdpy_read_u32(PyList_GetItem(list, (Py_ssize_t)i), &self->block_tokens[i]) ||
+		    kvdpy_read_u32(PyList_GetItem(tables, (Py_ssize_t)i), &self->tables[i])) {
 			return -1;
 		}
 		if (self->hash_tokens == 0 || self->block_tokens[i] == 0 ||
@@ -328,7 +335,7 @@ static int read_groups(kvdpy_scheduler_t *self, PyObject *dict)
 		}
 	}
 
-	return list ? 0 : -1;
+	return tables ? 0 : -1;
 }
 
 /* Those of all groups, one group after another; *p_count: of one group. */

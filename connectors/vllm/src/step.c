@@ -16,7 +16,7 @@ typedef struct kvdpy_item {
 static int tables_differ(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
 {
 	for (uint32_t g = 0; g < self->groups; g++) {
-		PyObject *list = PySequence_GetItem(item->tables, (Py_ssize_t)g);
+		PyObject *list = PySequence_GetItem(item->tables, (Py_ssize_t)self->tables[g]);
 		const Py_ssize_t n = list ? PyList_Size(list) : -1;
 
 		Py_XDECREF(list);

@@ -189,7 +189,7 @@ def common_config(socket: str, name: str, breaker: Any, layers: int, **identity:
         "socket": socket, "instance": "hooks-" + name, "secret": hashlib.sha256(name.encode()).digest(), "program": "hooks", "circuit_breaker": breaker,
         "identity": {"model": "hooks", "weights": "w", "dtype": "f32", "quantization": None, "rope": "none", "lora": None, "hash": None, "hash_tokens": BLOCK,
                      "groups": f"0:full:{BLOCK}", "layout": text, "page_format": "test", "extra": None, **identity},
-        "layout": {"heads": 1, "layers": layers, "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "dtype": _kvd.DTYPE_byte, "inner": _kvd.INNER_opaque, "page_bytes": PAGE},
+        "layouts": [{"heads": 1, "layers": layers, "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "dtype": _kvd.DTYPE_byte, "inner": _kvd.INNER_opaque, "page_bytes": PAGE}],
     }
 
 
@@ -197,9 +197,9 @@ def worker_config(common: dict[str, Any], memory: list[Any], **changes: Any) -> 
     """`memory`: a buffer a layer."""
     layers = len(memory)
     paged = {"group": 0, "kind": _kvd.KIND_OPAQUE, "dtype": _kvd.DTYPE_byte, "blocks": sum(len(m) for m in memory[:1]) // PAGE, "layers": layers, "first_layer": 0, "heads": 1, "first_head": 0,
-             "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "page_bytes": PAGE, "block_stride": PAGE, "head_stride": 0, "base": [ctypes.addressof(m) for m in memory]}
+             "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "page_bytes": PAGE, "block_stride": PAGE, "head_stride": 0, "save_layer_first": 0, "save_layers": 0, "base": [ctypes.addressof(m) for m in memory]}
     return {
-        **common, "meta_class": Meta, "prove": lambda meta: None, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0, "range": (0, 0, 1, 0, layers), "save_layer_first": 0, "save_layers": 0,
+        **common, "meta_class": Meta, "prove": lambda meta: None, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0,
         "groups": [paged], "threads": 1, "prefault": 0, "memory": _kvd.MEMORY_HOST, "device": 0, "measure": 0, "sms": 0, "save_sms": 0, "promote_rate": 0, "stream_of": None, "layers": None,
         "layer_bytes": 1, "prefetch": 0, **changes,
     }
@@ -216,7 +216,7 @@ class Engine:
         common = common_config(socket, name, self.breaker, LAYERS, hash="vllm:sha256:00" if foreign else None, weights=options.get("weights", "w"))
         self.scheduler = _kvd.Scheduler({
             **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "reprove": lambda: None, "find_transfer": self.find_transfer, "transfer_params": self.transfer_params, "find_limits": self.find_limits,
-            "handover_ms": 20000, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
+            "handover_ms": 20000, "group_tokens": [BLOCK], "group_tables": [0], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
             "min_tokens": 0, "defer_shared": options.get("defer_shared", 0), "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
         })

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pathlib
+import re
 import tempfile
 import unittest
 import unittest.mock
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec, UniformTypeKVCacheSpecs
 
 from kvd_vllm import _kvd, compat, connector, identity, metrics, options
 from kvd_vllm.errors import CircuitBreaker, Declined
@@ -139,8 +140,8 @@ class Configs(unittest.TestCase):
         window = spec(SlidingWindowSpec, sliding_window=512)
         space = self.describe(cache=cache_config((spec(), 2), (window, 4), (window, 4)))
         self.assertEqual(space.identity["groups"], "0:full:32,1:window:32:511,2:window:32:511")
-        self.assertEqual(space.layers, 4)
-        self.assertIn("layers=4 tokens=32", space.identity["layout"])
+        self.assertEqual(re.findall(r"(\d)\*kvk1 heads=1 layers=(\d)", space.identity["layout"]), [("1", "2"), ("2", "4")])
+        self.assertEqual(space.writers(), [(0, 0, 1, 0, 2), (0, 0, 1, 0, 4), (0, 0, 1, 0, 4)])
         for mixed in (((state_spec(), 3), (spec(), 1)), ((spec(), 1), (state_spec(), 3))):
             space = self.describe(cache=cache_config(*mixed))
             self.assertIn(space.identity["groups"], ("0:state:32,1:full:32", "0:full:32,1:state:32"))
@@ -172,15 +173,13 @@ class Configs(unittest.TestCase):
         two = self.describe(self.gpu(2), cache_config((gpu_spec(num_kv_heads=4), 32)))
         self.assertEqual(one.identity, two.identity)
         self.assertEqual(two.writers(), [(0, 0, 4, 0, 32), (1, 4, 4, 0, 32)])
-        self.assertEqual(two.place(1), (4, 0))
 
     def test_ranks_that_hold_copies_share_the_space_and_save_each_byte_once(self) -> None:
         one = self.describe(self.gpu(1, 2), cache_config((gpu_spec(num_kv_heads=2), 32)))
         four = self.describe(self.gpu(4, 2), cache_config((gpu_spec(num_kv_heads=1), 32)))
         self.assertEqual(one.identity, four.identity)
-        self.assertEqual([four.held(rank) for rank in range(4)], [(0, 0, 1, 0, 32), (1, 0, 1, 0, 32), (2, 1, 1, 0, 32), (3, 1, 1, 0, 32)])
+        self.assertEqual([four.held(0, rank) for rank in range(4)], [(0, 0, 1, 0, 32), (1, 0, 1, 0, 32), (2, 1, 1, 0, 32), (3, 1, 1, 0, 32)])
         self.assertEqual(four.writers(), [(0, 0, 1, 0, 16), (1, 0, 1, 16, 16), (2, 1, 1, 0, 16), (3, 1, 1, 16, 16)])
-        self.assertEqual(four.place(3), (1, 0))
         for ranks, heads, total, word in ((4, 1, 3, "for a model of 3"), (4, 1, 8, "for a model of 8"), (4, 2, 2, "for a model of 2"), (64, 1, 1, "more than there are layers")):
             with self.assertRaisesRegex(Declined, word):
                 self.describe(self.gpu(ranks, total), cache_config((gpu_spec(num_kv_heads=heads), 32)))
@@ -190,7 +189,7 @@ class Configs(unittest.TestCase):
         self.assertIn("heads=1 layers=27 tokens=64 k=576 v=0 dtype=bf16", self.describe(self.gpu(), cache_config((latent, 27))).identity["layout"])
         two = self.describe(self.gpu(2), cache_config((latent, 27)))
         self.assertEqual(two.identity, self.describe(self.gpu(), cache_config((latent, 27))).identity)
-        self.assertEqual([two.held(rank) for rank in range(2)], [(0, 0, 1, 0, 27), (1, 0, 1, 0, 27)])
+        self.assertEqual([two.held(0, rank) for rank in range(2)], [(0, 0, 1, 0, 27), (1, 0, 1, 0, 27)])
         self.assertEqual(two.writers(), [(0, 0, 1, 0, 13), (1, 0, 1, 13, 14)])
 
     def test_quantised_caches_of_a_gpu_have_their_own_type(self) -> None:
@@ -202,10 +201,41 @@ class Configs(unittest.TestCase):
             with self.assertRaisesRegex(Declined, word):
                 self.describe(config, cache_config((byte, 32)))
 
-    def test_groups_of_a_gpu_with_other_heads_are_declined(self) -> None:
-        groups = cache_config((gpu_spec(), 4), (gpu_spec(SlidingWindowSpec, sliding_window=512, num_kv_heads=4, head_size=256), 4))
-        with self.assertRaisesRegex(Declined, "different shapes"):
-            self.describe(self.gpu(), groups)
+    def test_groups_of_a_gpu_have_heads_of_their_own(self) -> None:
+        groups = cache_config((gpu_spec(), 4), (gpu_spec(SlidingWindowSpec, sliding_window=512, num_kv_heads=4, head_size=256), 6))
+        space = self.describe(self.gpu(), groups)
+        self.assertEqual(re.findall(r"heads=(\d) layers=(\d) tokens=16 k=(\d+)", space.identity["layout"]), [("8", "4", "128"), ("4", "6", "256")])
+        self.assertEqual(space.writers(), [(0, 0, 8, 0, 4), (0, 0, 4, 0, 6)])
+        single = cache_config((gpu_spec(), 4), (gpu_spec(SlidingWindowSpec, sliding_window=512, num_kv_heads=1), 6))
+        with self.assertRaisesRegex(Declined, "may be a copy"):
+            self.describe(self.gpu(2), single)
+
+    def test_layers_with_pages_of_several_sizes_are_several_groups_over_the_same_blocks(self) -> None:
+        """As DeepSeek-V3.2: latent vectors, and the keys of an indexer, of fewer layers."""
+        latent = gpu_spec(MLAAttentionSpec, block_size=64, num_kv_heads=1, head_size=576)
+        keys = gpu_spec(MLAAttentionSpec, block_size=64, num_kv_heads=1, head_size=132, dtype=torch.uint8)
+        specs = {f"layers.{i}.attn": latent for i in range(5)} | {f"layers.{i}.indexer": keys for i in range(2)}
+        group = SimpleNamespace(layer_names=sorted(specs), kv_cache_spec=UniformTypeKVCacheSpecs(block_size=64, kv_cache_specs=specs))
+        space = self.describe(self.gpu(), SimpleNamespace(kv_cache_groups=[group], num_blocks=64))
+        self.assertEqual([(one.number, one.table, len(one.layers)) for one in space.groups], [(0, 0, 5), (1, 0, 2)])
+        self.assertEqual(space.identity["groups"], "0:full:64,1:full:64")
+        self.assertEqual(re.findall(r"layers=(\d) tokens=64 k=(\d+) v=0 dtype=(\w+)", space.identity["layout"]), [("5", "576", "bf16"), ("2", "132", "byte")])
+
+    def test_states_are_stored_without_what_pads_their_pages(self) -> None:
+        padded = state_spec(page_size_padded=None).page_size_bytes  # none of it is padding
+        space = self.describe(cache=cache_config((spec(), 1), (state_spec(), 3)))
+        self.assertEqual([one.block.page_bytes for one in space.blocks], [spec().page_size_bytes, padded])
+        self.assertLess(padded, spec().page_size_bytes)
+
+    def test_states_of_a_gpu_are_served_where_they_are_asked_for(self) -> None:
+        groups = cache_config((gpu_spec(), 2), (state_spec(block_size=16, page_size_padded=gpu_spec().page_size_bytes), 3))
+        space = self.describe(self.gpu(), groups, gpu_states=True)
+        two = self.gpu(2)
+        self.assertIn("inner=opaque", space.identity["layout"])
+        self.assertNotEqual(space.identity["page_format"], "canonical")
+        self.assertEqual(space.writers(), [(0, 0, 8, 0, 2), (0, 0, 1, 0, 3)])
+        space = self.describe(two, cache_config((gpu_spec(num_kv_heads=4), 2), (state_spec(block_size=16, page_size_padded=gpu_spec().page_size_bytes), 3)), gpu_states=True)
+        self.assertEqual(space.writers(), [(0, 0, 4, 0, 2), (1, 4, 4, 0, 2), (0, 0, 1, 0, 3), (1, 0, 1, 3, 3)])  # each has states of its own
 
     def test_the_engine_is_asked_for_heads_first_where_that_helps(self) -> None:
         def asked(config: Any, **extra: Any) -> str | None:
@@ -235,7 +265,6 @@ class Configs(unittest.TestCase):
             (None, cache_config((spec(), 2), (drafts, 2)), "drafts"),
             (None, cache_config((spec(), 2), (coarse, 2)), "prefixes of 32 tokens"),
             (self.gpu(), gpu, "states in memory of a GPU"),
-            (None, cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512, head_size=128), 2)), "different sizes"),
             (None, cache_config(), "no KV cache"),
             (plain, None, "prefix caching"),
             (pipeline, None, "pipeline"),

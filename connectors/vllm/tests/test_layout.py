@@ -26,7 +26,7 @@ def refusal(pages: list[layout.Page], block_tokens: int = N, heads: int = 0, fir
     common = common_config("/nobody.sock", "layout", None, 1, layout=block.text(), groups=f"0:full:{block_tokens}", hash_tokens=block_tokens)
     paged = layout.paged(pages, 0, 0, first_head, block_tokens)
     try:
-        _kvd.Worker(worker_config({**common, "layout": block.fields()}, [], groups=[paged], range=(0, first_head, first.heads, 0, len(pages)))).close()
+        _kvd.Worker(worker_config({**common, "layouts": [block.fields()]}, [], groups=[paged])).close()
     except ValueError as error:
         return str(error)
     return ""
