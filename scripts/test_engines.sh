@@ -9,7 +9,7 @@ form=${1:-full}
 nixl=()
 [ "$form" = short ] || nixl=(--nixl)
 python=$(scripts/engines.sh "${nixl[@]}")
-for unit in layout identity layers multi; do
+for unit in layout identity pipeline layers multi; do
 	"$python" "connectors/vllm/tests/test_$unit.py"
 done
 "$python" tests/engines/releases.py --installed

@@ -18,7 +18,7 @@ from context import Context
 from harness import BUILD, Bench, Failed, Missed, Skipped, tail
 
 TRIES = 3  # of a test that has missed only
-MODULES = ("test_equal", "test_controls", "test_killed", "test_shared", "test_weights", "test_pd", "test_nixl", "test_proxy", "test_adapters", "test_images", "test_drafts", "test_failures", "test_failed", "test_states", "test_device", "test_leaks", "test_absent")
+MODULES = ("test_equal", "test_controls", "test_killed", "test_shared", "test_weights", "test_pd", "test_nixl", "test_proxy", "test_adapters", "test_images", "test_drafts", "test_failures", "test_failed", "test_states", "test_pipeline", "test_device", "test_leaks", "test_absent")
 
 
 def arguments() -> argparse.Namespace:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 from context import Context, Played, play
@@ -22,25 +21,13 @@ class Case:
     turns: int = 4
     restart: bool = True
     ranks: int = 1  # tensor parallel, a core each
-    stages: int = 1  # pipeline parallel
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)  # options of the engine
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         ranks = dict(tensor_parallel_size=self.ranks, environment=dict(VLLM_CPU_OMP_THREADS_BIND="|".join(str(i) for i in range(self.ranks))))
-        return (ranks if self.ranks > 1 else in_stages(self.stages)) | dict(block_size=self.block, max_num_batched_tokens=self.chunk, mp=self.mp,
+        return (ranks if self.ranks > 1 else {}) | self.more | dict(block_size=self.block, max_num_batched_tokens=self.chunk, mp=self.mp,
                     enable_chunked_prefill=self.chunk < 4096, num_gpu_blocks_override=512 * 32 // self.block)
-
-
-def in_stages(stages: int, layers: str = "") -> dict[str, Any]:
-    """Options of an engine with so many pipeline stages, a core each. layers: of each stage, with commas; empty: vLLM's own choice.
-
-    vLLM 0.32 makes the buffer between its stages in a dry run, which its CPU worker leaves out where nothing is compiled: without it the first step fails
-    with an AssertionError. Backend "eager" compiles nothing either, but has the dry run."""
-    if stages == 1:
-        return {}
-    cores = "|".join(str(i % (os.cpu_count() or 1)) for i in range(stages))
-    environment = dict(VLLM_CPU_OMP_THREADS_BIND=cores) | (dict(VLLM_PP_LAYER_PARTITION=layers) if layers else {})
-    return dict(pipeline_parallel_size=stages, enforce_eager=False, compilation_config=dict(mode=2, backend="eager"), environment=environment)
 
 
 def must_hit(what: str, played: Played, share: float = SHARE) -> None:
@@ -87,12 +74,6 @@ def answers_are_equal_multi_process(context: Context) -> None:
 def answers_are_equal_tensor_parallel(context: Context) -> None:
     """GQA, two ranks that hold one KV head each"""
     check(context, Case(mp=True, ranks=2, users=4 if context.short else 12))
-
-
-@promise(short=False)
-def answers_are_equal_pipeline_parallel(context: Context) -> None:
-    """GQA, two ranks that have half of the layers each"""
-    check(context, Case(mp=True, stages=2, users=4 if context.short else 12))
 
 
 @promise(short=False)

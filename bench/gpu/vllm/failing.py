@@ -44,9 +44,10 @@ class Failing(Tried):
     def _open_worker(self, kv_caches: dict[str, Any]) -> None:
         super()._open_worker(kv_caches)
         report = self.build_connector_worker_meta
+        name = "worker" if self._space.world == 1 else f"worker{self._loaded.rank}"
 
         def reported() -> Any:
-            self._write("worker", self._c.stats())
+            self._write(name, self._c.stats())
             return report()
 
         self.build_connector_worker_meta = reported

@@ -1,7 +1,7 @@
 """Faults below kvd's connector: the daemon's memory is changed, its disk hangs, it is killed at a moment of the load that the connector in failing.py knows.
 
 A folder is what both sides share: `fault` (what happens at the next load; removed when it happens), `pid` (of the daemon), `hanging` (while it exists the disk hangs),
-`counters` (of the scheduler half). Needs the standard library, and a C compiler for the disk."""
+`counters` (of the scheduler half), `worker` (of the rank; of several `worker0`, `worker1`, ...). Needs the standard library, and a C compiler for the disk."""
 
 from __future__ import annotations
 

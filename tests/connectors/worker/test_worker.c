@@ -301,7 +301,7 @@ WR_CASE(p1_a_digest_names_what_lies_in_memory, wr_alone)
 	assert_true(strlen(kvx_worker_last_error()) > 10);
 }
 
-/* ---- tensor parallel degrees ----------------------------------------------------------------- */
+/* ---- tensor parallel degrees, pipeline stages ------------------------------------------------ */
 
 #define BLOCK_BYTES(wr) ((uint64_t)(wr)->heads * WR_LAYERS * 32u * 32u * 4u)
 
@@ -312,6 +312,31 @@ static const wr_t two_heads[] = {
 static const wr_t latent[] = {{.heads = 1, .latent = 1, .rank_count = 1},
 			      {.heads = 1, .latent = 1, .rank_count = 2},
 			      {.heads = 1, .latent = 1, .rank_count = 4}};
+static const wr_t staged[] = {{.heads = 2, .rank_count = 1, .stages = 1},
+			      {.heads = 2, .rank_count = 2, .stages = 2},
+			      {.heads = 2, .rank_count = 4, .stages = 2},
+			      {.heads = 2, .rank_count = 4, .stages = 4}, /* of one, two, one and two layers */
+			      {.heads = 1, .latent = 1, .rank_count = 4, .stages = 2}};
+
+static void must_load_with(wr_t *wr, uint32_t ranks, uint32_t stages)
+{
+	kvc_lease_t *lease;
+	wr_end_t end;
+
+	wr->stages = stages;
+	wr_set_ranks(wr, ranks);
+	wr_fill(wr, 2);
+	lease = wr_lease(wr, 0, 8);
+	wr_load(wr, lease, 0, &end);
+	wr_drain(wr);
+	assert_int_equal(end.loaded.status, KVC_OK);
+	for (uint32_t r = 0; r < ranks; r++) {
+		for (uint32_t i = 0; i < 8; i++) {
+			assert_true(wr_block_is(&wr->rank[r], wr_other[i], 1, wr_eight[i]));
+		}
+	}
+	wr_revoke(wr, lease);
+}
 
 WR_CASE(p1_what_any_degree_has_saved_any_other_loads, four_heads[0])
 {
@@ -322,21 +347,7 @@ WR_CASE(p1_what_any_degree_has_saved_any_other_loads, four_heads[0])
 	}
 	assert_int_equal(saved, 8 * BLOCK_BYTES(wr)); /* each byte once, of copies too */
 	for (uint32_t count = 1; count <= WR_MAX_RANKS; count *= 2) {
-		kvc_lease_t *lease;
-		wr_end_t end;
-
-		wr_set_ranks(wr, count);
-		wr_fill(wr, 2);
-		lease = wr_lease(wr, 0, 8);
-		wr_load(wr, lease, 0, &end);
-		wr_drain(wr);
-		assert_int_equal(end.loaded.status, KVC_OK);
-		for (uint32_t r = 0; r < count; r++) {
-			for (uint32_t i = 0; i < 8; i++) {
-				assert_true(wr_block_is(&wr->rank[r], wr_other[i], 1, wr_eight[i]));
-			}
-		}
-		wr_revoke(wr, lease);
+		must_load_with(wr, count, 1);
 	}
 }
 WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, four_heads[1])
@@ -347,5 +358,18 @@ WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, two_heads[2])
 WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, latent[0])
 WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, latent[1])
 WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, latent[2])
+
+WR_CASE(p1_what_any_stages_have_saved_any_others_load, staged[0])
+{
+	const uint32_t count = wr->stages == 4 ? 1 : 3; /* a self-test's block is a rank's share; the pool has four slabs */
+
+	for (uint32_t i = 0; i < count; i++) {
+		must_load_with(wr, staged[i].rank_count, staged[i].stages);
+	}
+}
+WR_ALSO(p1_what_any_stages_have_saved_any_others_load, staged[1])
+WR_ALSO(p1_what_any_stages_have_saved_any_others_load, staged[2])
+WR_ALSO(p1_what_any_stages_have_saved_any_others_load, staged[3])
+WR_ALSO(p1_what_any_stages_have_saved_any_others_load, staged[4])
 
 WR_MAIN

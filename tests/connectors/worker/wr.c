@@ -76,33 +76,50 @@ static void describe(wr_t *wr)
 					.page_format = "test"};
 }
 
-/* Each rank has its heads of all layers. Where there are more ranks than heads, each head is copied, and the ranks that
- * hold a copy share out its layers for saving. */
+static uint32_t stages_of(const wr_t *wr)
+{
+	return wr->stages ? wr->stages : 1u;
+}
+
+static uint32_t first_layer(const wr_t *wr, uint32_t r)
+{
+	return wr->heads > 0 ? r / (wr->rank_count / stages_of(wr)) * WR_LAYERS / stages_of(wr)
+			     : r * (WR_LAYERS / wr->rank_count);
+}
+
+static uint32_t layers_of(const wr_t *wr, uint32_t r)
+{
+	return wr->heads > 0 ? first_layer(wr, r + wr->rank_count / stages_of(wr)) - first_layer(wr, r)
+			     : WR_LAYERS / wr->rank_count;
+}
+
+/* Each rank has its heads of all layers of its stage. Where a stage has more ranks than heads, each head is copied, and
+ * the ranks that hold a copy share out its layers for saving. */
 static void place_heads(wr_t *wr, uint32_t r)
 {
 	wr_rank_t *rank = &wr->rank[r];
-	const uint32_t heads = wr->heads > wr->rank_count ? wr->heads / wr->rank_count : 1u;
-	const uint32_t copies = wr->rank_count * heads / wr->heads, copy = r % copies;
+	const uint32_t ranks = wr->rank_count / stages_of(wr);
+	const uint32_t heads = wr->heads > ranks ? wr->heads / ranks : 1u;
+	const uint32_t copies = ranks * heads / wr->heads, copy = r % copies;
 
 	rank->paged.kind = KVK_PAGED_HEAD_TOKEN_KV;
-	rank->paged.first_layer = 0;
 	rank->paged.heads = heads;
-	rank->paged.first_head = r / copies * heads;
+	rank->paged.first_head = r % ranks / copies * heads;
 	rank->paged.k_dim = wr->layout.k_dim;
 	rank->paged.v_dim = wr->layout.v_dim;
 	rank->paged.page_bytes = 0;
 	rank->paged.block_stride = WR_PAGE;
 	rank->page = heads * HEAD_PAGE;
 	rank->at = rank->paged.first_head * HEAD_PAGE;
-	rank->saved_first = copy * WR_LAYERS / copies;
-	rank->saved = (copy + 1) * WR_LAYERS / copies - rank->saved_first;
+	rank->saved_first = rank->paged.first_layer + copy * rank->layers / copies;
+	rank->saved = rank->paged.first_layer + (copy + 1) * rank->layers / copies - rank->saved_first;
 }
 
 static void make_cache(wr_t *wr, uint32_t r)
 {
 	wr_rank_t *rank = &wr->rank[r];
 
-	rank->layers = wr->heads > 0 ? WR_LAYERS : WR_LAYERS / wr->rank_count;
+	rank->layers = layers_of(wr, r);
 	rank->page = WR_PAGE;
 	rank->cache = wr_device_alloc((size_t)rank->layers * WR_BLOCKS * WR_PAGE);
 	assert_non_null(rank->cache);
@@ -112,7 +129,7 @@ static void make_cache(wr_t *wr, uint32_t r)
 	rank->paged = (kvk_paged_t){.kind = KVK_PAGED_OPAQUE,
 				    .blocks = WR_BLOCKS,
 				    .layers = rank->layers,
-				    .first_layer = r * rank->layers,
+				    .first_layer = first_layer(wr, r),
 				    .heads = 1,
 				    .block_tokens = 32,
 				    .dtype = KVK_DTYPE_F32,

@@ -44,6 +44,7 @@ typedef struct wr {
 	uint32_t layers;
 	uint32_t heads;       /* of the model, divided among the ranks, or copied to several; 0: pages are opaque, and
 				 layers are divided */
+	uint32_t stages;      /* with heads: pipeline stages that the ranks belong to, each with its layers; 0: one */
 	int latent;           /* the head is a latent vector, without values */
 	uint64_t layer_bytes; /* kvx_worker_config_t's */
 	uint32_t layer_wait_us;
