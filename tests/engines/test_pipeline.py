@@ -14,12 +14,13 @@ from promises import promise
 from test_equal import Case, check
 from test_failed import Rig, faults
 from test_killed import disk, must_come_back
+from test_pd import NODES_WAIT_MS, count, decodes, must_come, prefills, together
 
 LAYER_BYTES = 16384  # of a block of the model "gqa", which has four
 
 
 def in_stages(stages: int, layers: str = "") -> dict[str, Any]:
-    """Options of an engine with so many pipeline stages, a core each. layers: of each stage, with commas; empty: vLLM's own choice.
+    """Options of an engine with this number of pipeline stages, a core each. layers: of each stage, with commas; empty: vLLM's own choice.
 
     vLLM 0.32 makes the buffer between its stages in a dry run, which its CPU worker leaves out where nothing is compiled: without it the first step fails
     with an AssertionError. Backend "eager" compiles nothing either, but has the dry run."""
@@ -72,11 +73,39 @@ def any_number_of_stages_shares_one_store(context: Context) -> None:
     store.must_be_clean("the engine has gone")
 
 
+@promise(daemon=True, short=False)
+def one_stage_and_two_hand_prompts_over_to_each_other(context: Context) -> None:
+    """prefill in two stages and decode in one, then the other way round; one after the other, and both at once"""
+    context.oracle.prepare("gqa")
+    store = context.store()
+    prompts = [context.prompts(2, 500, 900) for _ in range(4)]
+    expected = [context.expected("gqa", some) for some in prompts]
+    context.oracle.stop()
+    one, two = (context.bench.start_engine("gqa", store.connector(handover_ms=NODES_WAIT_MS), max_num_batched_tokens=256, **more) for more in ({}, in_stages(2)))
+    for engine in (one, two):
+        engine.wait_started()
+        engine.generate(context.prompts(1, 100, 200), max_tokens=1)  # its spaces are open afterwards
+    for i, (what, p, d) in enumerate((("two stages to one", two, one), ("one stage to two", one, two))):
+        loaded = count(d, "load_tokens")
+        handed = [answer.params or {} for answer in p.run(prefills(prompts[2 * i]))]
+        must_equal(what, expected[2 * i], d.run(decodes(prompts[2 * i], handed)))
+        must_come(what, d, loaded, prompts[2 * i], tails=False)
+        loaded, ids = count(d, "load_tokens"), [f"{what} {n}" for n in range(2)]
+        d.submit(decodes(prompts[2 * i + 1], together(ids)))
+        p.run(prefills(prompts[2 * i + 1], ids))
+        must_equal(f"{what}, both at once", expected[2 * i + 1], d.collect())
+        must_come(f"{what}, both at once", d, loaded, prompts[2 * i + 1])
+    store.settle()
+    one.stop()
+    two.stop()
+    store.must_be_clean("both engines have gone")
+
+
 class Staged(Rig):
     """Of two stages."""
 
     def flip_stage(self, stage: int) -> None:
-        """A bit of the second layer of a stage in every block, all of which are in the daemon's memory then."""
+        """A bit of the second layer of a stage in every block. All blocks are in the daemon's memory before."""
         self.engine.reset()
         self.ask("before the fault", self.prompts, self.expected)
         drawn, places = random.Random(f"{self.context.seed} {stage}"), 0
@@ -103,7 +132,7 @@ def a_load_that_fails_in_one_stage_is_computed_again(context: Context) -> None:
         rig.flip_stage(stage)
         before = rig.ranks()
         failed = rig.fail(faults.FLIPS, f"stage {stage}", rig.prompts, rig.expected)
-        more = [{name: n - was.get(name, 0) for name, n in now.items() if n != was.get(name, 0)} for now, was in zip(rig.ranks(), before)]
+        more = [{name: n - was.get(name, 0) for name, n in after.items() if n != was.get(name, 0)} for after, was in zip(rig.ranks(), before)]
         if not more[stage].get("load_corrupt") or more[1 - stage].get("load_corrupt"):
             raise Failed(f"stage {stage}: counters of the stages {more}")
         context.note(f"stage {stage}: {failed} loads failed")

@@ -256,9 +256,8 @@ class Configs(unittest.TestCase):
     def test_what_is_not_served_is_declined_with_a_reason(self) -> None:
         none, drafts, coarse = state_spec(mamba_cache_mode="none"), state_spec(num_speculative_blocks=1), state_spec(block_size=64)
         gpu = cache_config((gpu_spec(), 1), (state_spec(block_size=16, page_size_padded=gpu_spec().page_size_bytes), 3))
-        plain, pipeline = self.config(), self.config()
+        plain = self.config()
         plain.cache_config.enable_prefix_caching = False
-        pipeline.parallel_config.pipeline_parallel_size = 2
         for config, cache, word in (
             (self.config("xpu"), None, "xpu"),
             (None, cache_config((spec(), 2), (none, 2)), "mode none"),
@@ -267,7 +266,6 @@ class Configs(unittest.TestCase):
             (self.gpu(), gpu, "states in memory of a GPU"),
             (None, cache_config(), "no KV cache"),
             (plain, None, "prefix caching"),
-            (pipeline, None, "pipeline"),
         ):
             with self.assertRaisesRegex(Declined, word):
                 self.describe(config, cache)

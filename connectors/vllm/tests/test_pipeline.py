@@ -53,17 +53,20 @@ class Stages(unittest.TestCase):
         with unittest.mock.patch.dict(os.environ, VLLM_PP_LAYER_PARTITION=",".join(map(str, sizes))):
             found = [self.describe(config, cache) for cache in self.caches(specs, sizes)]
         self.assertEqual(len({space.digest() for space in found}), 1)
-        self.assertEqual([space.stages.own for space in found], list(range(len(sizes))))
+        self.assertEqual([space.stage for space in found], list(range(len(sizes))))
         return found
 
     def must_cover(self, space: identity.Space) -> None:
         """Every layer of every head has one writer, as the daemon demands; and each writes what it holds."""
-        cells = [(head, layer) for _, head, heads, first, count in space.writers() for head in range(head, head + heads) for layer in range(first, first + count)]
-        self.assertEqual(sorted(cells), [(head, layer) for head in range(space.block.heads) for layer in range(space.block.layers)])
-        for (_, head, heads, first, count), rank in zip(space.writers(), range(space.world), strict=True):
-            held = space.held(rank)
-            self.assertEqual((head, heads), held[1:3])
-            self.assertTrue(held[3] <= first and first + count <= sum(held[3:]))
+        self.assertEqual(len(space.writers()), len(space.groups) * space.world)
+        for group, blocks in enumerate(space.blocks):
+            own = [space.saved(group, rank) for rank in range(space.world)]
+            cells = [(head, layer) for _, head, heads, first, count in own for head in range(head, head + heads) for layer in range(first, first + count)]
+            self.assertEqual(sorted(cells), [(head, layer) for head in range(blocks.block.heads) for layer in range(blocks.block.layers)])
+            for rank, (_, head, heads, first, count) in enumerate(own):
+                held = space.held(group, rank)
+                self.assertEqual((head, heads), held[1:3])
+                self.assertTrue(held[3] <= first and first + count <= sum(held[3:]))
 
     def test_stages_of_any_sizes_share_the_space_of_one(self) -> None:
         for device, one in (("cpu", made.spec()), ("cuda", made.gpu_spec())):
@@ -71,7 +74,7 @@ class Stages(unittest.TestCase):
             for sizes, ranges in (((3, 4), [(0, 3), (3, 4)]), ((1, 6), [(0, 1), (1, 6)]), ((2, 3, 2), [(0, 2), (2, 3), (5, 2)])):
                 space = self.spaces([one] * 7, sizes, device)[0]
                 self.assertEqual(space.identity, whole.identity)
-                self.assertEqual([space.held(rank)[3:] for rank in range(space.world)], ranges)
+                self.assertEqual([space.held(0, rank)[3:] for rank in range(space.world)], ranges)
                 self.assertEqual(space.world, len(sizes))
                 self.must_cover(space)
 
@@ -91,7 +94,7 @@ class Stages(unittest.TestCase):
     def test_tensor_parallel_ranks_lie_within_stages(self) -> None:
         two = self.spaces([made.gpu_spec(num_kv_heads=4)] * 6, (2, 4), "cuda", 2)[1]
         self.assertEqual(two.identity, self.spaces([made.gpu_spec()] * 6, (6,), "cuda")[0].identity)
-        self.assertEqual([two.held(rank)[1:] for rank in range(4)], [(0, 4, 0, 2), (4, 4, 0, 2), (0, 4, 2, 4), (4, 4, 2, 4)])
+        self.assertEqual([two.held(0, rank)[1:] for rank in range(4)], [(0, 4, 0, 2), (4, 4, 0, 2), (0, 4, 2, 4), (4, 4, 2, 4)])
         self.must_cover(two)
         self.assertEqual((two.tensor_ranks, two.kind()), (2, "tp2 pp2"))
         for rank in (0, 1):
@@ -101,7 +104,7 @@ class Stages(unittest.TestCase):
         opaque = self.spaces([made.spec()] * 6, (2, 4), ranks=2)[0]
         self.assertEqual(opaque.identity, self.spaces([made.spec()] * 6, (6,), ranks=2)[0].identity)
         self.assertNotEqual(opaque.identity, self.spaces([made.spec()] * 6, (2, 4))[0].identity)
-        self.assertEqual([opaque.held(rank)[3:] for rank in range(4)], [(0, 2), (6, 2), (2, 4), (8, 4)])
+        self.assertEqual([opaque.held(0, rank)[3:] for rank in range(4)], [(0, 2), (6, 2), (2, 4), (8, 4)])
         self.must_cover(opaque)
 
     def test_ranks_that_hold_copies_share_out_the_layers_of_their_stage(self) -> None:
@@ -118,20 +121,17 @@ class Stages(unittest.TestCase):
         kinds = {FULL: made.spec(), WINDOW: made.spec(SlidingWindowSpec, sliding_window=512)}
         return self.spaces([kinds[one] for one in types], sizes, types=types)
 
-    def test_windows_share_the_space_of_one_stage_where_all_groups_are_cut_alike(self) -> None:
+    def test_windows_share_the_space_of_one_stage(self) -> None:
         types = [WINDOW, WINDOW, FULL] * 4
         whole, halves = self.windows(types, (12,))[0], self.windows(types, (6, 6))
         self.assertEqual(whole.identity, halves[0].identity)
-        self.assertEqual(halves[1].stages.ranges, ((0, 2), (2, 2)))
+        self.assertEqual([blocks.counts for blocks in halves[1].blocks], [(2, 2)] * 3)
         self.assertEqual({group.layers for group in halves[1].groups}, {(NAME.format(i), NAME.format(i + 3)) for i in (6, 7, 8)})
-
-    def test_windows_that_lie_elsewhere_are_another_space(self) -> None:
-        types = [WINDOW, WINDOW, FULL] * 4
-        whole, moved, other = self.windows(types, (12,))[0], self.windows(types, (5, 7))[0], self.windows(types, (4, 8))[0]
-        self.assertEqual(moved.stages.moved, (5, 7))
-        self.assertEqual(moved.stages.ranges, ((0, 2), (2, 3)))  # of the full group one layer and three
-        self.must_cover(moved)
-        self.assertEqual(len({str(space.identity) for space in (whole, moved, other)}), 3)
+        for sizes in ((5, 7), (4, 8)):
+            cut = self.windows(types, sizes)[0]  # each group has its own number of layers in a stage
+            self.assertEqual(cut.identity, whole.identity)
+            self.must_cover(cut)
+        self.assertEqual(sorted(blocks.counts for blocks in self.windows(types, (5, 7))[0].blocks), [(1, 3), (2, 2), (2, 2)])
 
     def test_groups_that_are_not_proved_are_declined(self) -> None:
         window, full = made.spec(SlidingWindowSpec, sliding_window=512), made.spec()

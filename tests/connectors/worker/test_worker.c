@@ -361,7 +361,8 @@ WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, latent[2])
 
 WR_CASE(p1_what_any_stages_have_saved_any_others_load, staged[0])
 {
-	const uint32_t count = wr->stages == 4 ? 1 : 3; /* a self-test's block is a rank's share; the pool has four slabs */
+	const uint32_t count =
+		wr->stages == 4 ? 1 : 3; /* a self-test's block is a rank's share; the pool has four slabs */
 
 	for (uint32_t i = 0; i < count; i++) {
 		must_load_with(wr, staged[i].rank_count, staged[i].stages);
