@@ -143,7 +143,7 @@ int rig_attach(rig_t *rig, const char *model, uint32_t block_bytes)
 					 .layout = layout,
 					 .page_format = "bench"};
 
-	if (kvc_layout_text(&block, layout, sizeof layout) != KVC_OK || kvc_attach(&config, &rig->kvc) != KVC_OK ||
+	if (kvc_layout_text(&block, 1, layout, sizeof layout) != KVC_OK || kvc_attach(&config, &rig->kvc) != KVC_OK ||
 	    kvc_space_open(rig->kvc, &identity, &rig->space) != KVC_OK) {
 		printf("rig: %s\n", kvc_last_error());
 		return -1;

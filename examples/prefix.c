@@ -77,7 +77,7 @@ int main(int argc, char **argv)
 	kvc_t *kvc = NULL;
 	int status;
 
-	check(kvc_layout_text(&layout, layout_text, sizeof layout_text), "kvc_layout_text");
+	check(kvc_layout_text(&layout, 1, layout_text, sizeof layout_text), "kvc_layout_text");
 	check(kvc_attach(&config, &kvc), "kvc_attach");
 	check(kvc_space_open(kvc, &identity, &space), "kvc_space_open");
 	kvc_space_get_info(space, &info);

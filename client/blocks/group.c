@@ -85,6 +85,9 @@ uint32_t kvc_space_groups(const kvc_space_t *space, kvc_group_info_t *groups, ui
 			.rule = (uint32_t)group->rule,
 			.block_tokens = group->block_tokens,
 			.window = group->rule == KV_RULE_WINDOW ? group->window : 0,
+			.block_bytes = group->geometry.block_bytes,
+			.heads = group->geometry.heads,
+			.leaves = group->geometry.leaves,
 		};
 	}
 

@@ -5,17 +5,21 @@
 #include "kv/text.h"
 #include "kvk/layout.h"
 
-kvc_status_t kvc_layout_text(const kvk_layout_t *layout, char *out, size_t cap)
+kvc_status_t kvc_layout_text(const kvk_layout_t *layouts, uint32_t count, char *out, size_t cap)
 {
 	const char *why = NULL;
 
-	if (!layout || !out) {
-		return kvc_fail(KV_ERR_ARG, "kvc_layout_text: an argument is NULL");
+	if (!layouts || !out || count == 0 || count > KV_MAX_GROUPS) {
+		return kvc_fail(KV_ERR_ARG,
+				"kvc_layout_text: an argument is NULL, or %u layouts: at least 1, at most %u", count,
+				KV_MAX_GROUPS);
 	}
-	if (kvk_layout_check(layout, &why) != KV_OK) {
-		return kvc_fail(KV_ERR_LAYOUT, "kvc_layout_text: %s", why);
+	for (uint32_t i = 0; i < count; i++) {
+		if (kvk_layout_check(&layouts[i], &why) != KV_OK) {
+			return kvc_fail(KV_ERR_LAYOUT, "kvc_layout_text: %s", why);
+		}
 	}
-	if (kvk_layout_format(layout, out, cap) != KV_OK) {
+	if (kvk_layouts_format(layouts, count, out, cap) != KV_OK) {
 		return kvc_fail(KV_ERR_TOO_BIG, "kvc_layout_text: the text does not fit into %zu bytes", cap);
 	}
 

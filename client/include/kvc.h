@@ -240,7 +240,7 @@ typedef struct kvc_identity {
 	const char *hash;        /* NULL: "kv1" */
 	uint32_t hash_tokens;    /* tokens a unit of the chain */
 	const char *groups;      /* NULL: "0:full:<hash_tokens>"; else kvc_groups_text() */
-	const char *layout;      /* of the pool's block: kvc_layout_text() */
+	const char *layout;      /* of the pool's blocks: kvc_layout_text() */
 	const char *page_format; /* NULL: "plain" */
 	const char *extra;       /* NULL: none */
 	/* UUID of the GPU ("GPU-...") in whose memory the blocks lie, in a space of their own; NULL: in host memory and
@@ -250,20 +250,22 @@ typedef struct kvc_identity {
 	uint32_t known;
 } kvc_identity_t;
 
-/* Write the text of the layout of a block in the pool (kvk_layout_t of kvk/layout.h), and a NUL: at most
- * KVK_LAYOUT_TEXT_MAX bytes. KVC_ERR_LAYOUT: a field is out of range, or two contradict each other; kvc_last_error()
- * says which. KVC_ERR_TOO_BIG: it does not fit.
+/* Write the text of the layouts of blocks in the pool (kvk_layout_t of kvk/layout.h), and a NUL: at most
+ * KVK_LAYOUTS_TEXT_MAX bytes. layouts[count]: of the space's groups, in their order; one, if all have the same.
+ * KVC_ERR_LAYOUT: a field is out of range, or two contradict each other; kvc_last_error() says which. KVC_ERR_TOO_BIG:
+ * it does not fit.
  *
- *   kvk1 heads=N layers=N tokens=N k=N v=N dtype=D inner=I page=N */
+ *   kvk1 heads=N layers=N tokens=N k=N v=N dtype=D inner=I page=N
+ *   N*kvk1 ...;M*kvk1 ...     of N groups, and of the M after them */
 struct kvk_layout;
-KVC_API kvc_status_t kvc_layout_text(const struct kvk_layout *layout, char *out, size_t cap);
+KVC_API kvc_status_t kvc_layout_text(const struct kvk_layout *layouts, uint32_t count, char *out, size_t cap);
 
 typedef struct kvc_space_info {
 	size_t struct_size;
 	uint64_t epoch;
 	uint8_t root[32];
 	uint32_t hash_tokens;
-	uint32_t block_bytes;
+	uint32_t block_bytes; /* of the first group, as the next two: kvc_space_groups() */
 	uint32_t heads;
 	uint32_t leaves; /* digest leaves a head */
 } kvc_space_info_t;
@@ -279,7 +281,7 @@ KVC_API kvc_status_t kvc_space_state(const kvc_space_t *space);
  * when no member has the space open. */
 KVC_API void kvc_space_close(kvc_space_t *space);
 KVC_API kvc_status_t kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info);
-/* Canonical layout of the pool's blocks: the one asked for, or one that differs in the inner order only (permute on
+/* Canonical layouts of the pool's blocks: those asked for, or others that differ in the inner order only (permute on
  * the way in and out). Borrowed. */
 KVC_API const char *kvc_space_layout(const kvc_space_t *space);
 /* Drop all blocks of the space, for everybody. Blocking. Not permitted but to operators (processes of root and of the
@@ -338,6 +340,10 @@ typedef struct kvc_group_info {
 	uint32_t rule;  /* kvc_rule_t */
 	uint32_t block_tokens;
 	uint32_t window; /* tokens; KVC_RULE_WINDOW only */
+	/* What kvc_space_groups() says of its blocks; 0 as long as the space was never open. */
+	uint32_t block_bytes;
+	uint32_t heads;
+	uint32_t leaves; /* digest leaves a head */
 } kvc_group_info_t;
 #define KVC_GROUPS_TEXT_MAX 512u /* room for any text, with its NUL */
 /* The text of groups, ascending by number, and a NUL: comma-separated, each of

@@ -80,7 +80,7 @@ static kvc_status_t open_space(client_t *client)
 		.page_format = "replay",
 	};
 
-	kvc_status_t status = kvc_layout_text(&block, layout, sizeof layout);
+	kvc_status_t status = kvc_layout_text(&block, 1, layout, sizeof layout);
 
 	return status == KVC_OK ? kvc_space_open(client->kvc, &identity, &client->space) : status;
 }

@@ -27,11 +27,11 @@ KV_TEST(p10_a_layout_text_is_the_one_the_daemon_parses)
 		kvk_layout_t parsed;
 		const char *why = NULL;
 
-		assert_int_equal(kvc_layout_text(all[i], text, sizeof text), KVC_OK);
+		assert_int_equal(kvc_layout_text(all[i], 1, text, sizeof text), KVC_OK);
 		assert_int_equal(kvk_layout_parse(text, strlen(text), &parsed, &why), KV_OK);
 		assert_memory_equal(&parsed, all[i], sizeof parsed);
 	}
-	assert_int_equal(kvc_layout_text(&llama, text, sizeof text), KVC_OK);
+	assert_int_equal(kvc_layout_text(&llama, 1, text, sizeof text), KVC_OK);
 	assert_string_equal(text, "kvk1 heads=8 layers=32 tokens=16 k=128 v=128 dtype=bf16 inner=split page=0");
 }
 
@@ -40,7 +40,7 @@ static void layout_refused(kvk_layout_t layout, kvc_status_t status, const char 
 {
 	char text[KVK_LAYOUT_TEXT_MAX];
 
-	assert_int_equal(kvc_layout_text(&layout, text, sizeof text), status);
+	assert_int_equal(kvc_layout_text(&layout, 1, text, sizeof text), status);
 	if (!strstr(kvc_last_error(), part)) {
 		fail_msg("\"%s\" does not say \"%s\"", kvc_last_error(), part);
 	}
@@ -59,15 +59,18 @@ KV_TEST(p10_a_layout_that_cannot_be_is_refused_by_name)
 	layout = llama;
 	layout.page_bytes = 4096;
 	layout_refused(layout, KVC_ERR_LAYOUT, "opaque");
-	assert_int_equal(kvc_layout_text(&llama, text, 40), KVC_ERR_TOO_BIG);
-	assert_int_equal(kvc_layout_text(NULL, text, sizeof text), KVC_ERR_ARG);
-	assert_int_equal(kvc_layout_text(&llama, NULL, 0), KVC_ERR_ARG);
+	assert_int_equal(kvc_layout_text(&llama, 1, text, 40), KVC_ERR_TOO_BIG);
+	assert_int_equal(kvc_layout_text(NULL, 1, text, sizeof text), KVC_ERR_ARG);
+	assert_int_equal(kvc_layout_text(&llama, 1, NULL, 0), KVC_ERR_ARG);
+	assert_int_equal(kvc_layout_text(&llama, 0, text, sizeof text), KVC_ERR_ARG);
+	assert_int_equal(kvc_layout_text(&llama, 17, text, sizeof text), KVC_ERR_ARG);
 }
 
 KV_TEST(p10_a_group_text_is_the_one_the_daemon_parses)
 {
-	const kvc_group_info_t groups[] = {
-		{0, KVC_RULE_FULL, 16, 0}, {1, KVC_RULE_WINDOW, 16, 4096}, {7, KVC_RULE_STATE, 32, 0}};
+	const kvc_group_info_t groups[] = {{.group = 0, .rule = KVC_RULE_FULL, .block_tokens = 16},
+					   {.group = 1, .rule = KVC_RULE_WINDOW, .block_tokens = 16, .window = 4096},
+					   {.group = 7, .rule = KVC_RULE_STATE, .block_tokens = 32}};
 	kvc_group_info_t bad = {.group = 0, .rule = KVC_RULE_WINDOW, .block_tokens = 16};
 	char text[KVC_GROUPS_TEXT_MAX];
 	uint32_t hash_tokens, n = 0;

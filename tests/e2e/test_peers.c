@@ -426,6 +426,10 @@ KV_TEST(p7_a_fetch_that_has_not_begun_ends_with_the_net_process, setup, teardown
 #define REST   5u /* tokens after the whole units */
 #define HASH   32u
 #define HYBRID "0:full:16,1:window:16:64,2:state:16"
+#define UNEVEN                                                                                                         \
+	"1*kvk1 heads=2 layers=4 tokens=16 k=32 v=32 dtype=bf16 inner=split page=0;"                                   \
+	"1*kvk1 heads=2 layers=2 tokens=16 k=32 v=32 dtype=bf16 inner=split page=0;"                                   \
+	"1*kvk1 heads=2 layers=1 tokens=16 k=32 v=32 dtype=bf16 inner=split page=0"
 
 typedef struct side {
 	user_t user;
@@ -435,6 +439,7 @@ typedef struct side {
 /* One way to name a prompt of `units` units and REST tokens. */
 typedef struct rest_case {
 	const char *groups; /* NULL: one full one */
+	int uneven;         /* a block of the second group has half as many layers, one of the third a quarter */
 	uint32_t units;
 	int by_hashes;
 	int differs; /* the consumer's last token is another one */
@@ -448,6 +453,7 @@ static void attach_side(side_t *side, rig_t *rig, const rest_case_t *c)
 	kvc_identity_t identity = user_identity("rest");
 
 	identity.groups = c->groups ? c->groups : identity.groups;
+	identity.layout = c->uneven ? UNEVEN : identity.layout;
 	assert_int_equal(user_try(&side->user, rig->sock, &identity), KVC_OK);
 	user_keys(&side->user, 1, c->units, side->keys);
 	for (uint32_t i = 0; i < c->units; i++) {
@@ -513,7 +519,8 @@ static void check_group(side_t *side, const rest_case_t *c, uint32_t group)
 	assert_int_equal(kvc_lease_read(lease, first, n - first, dst, &bad), KVC_OK);
 	for (uint32_t i = first; i < n; i++) {
 		memset(want_bytes, byte_of(group, i), sizeof want_bytes);
-		assert_memory_equal(bytes[i - first], want_bytes, sizeof want_bytes);
+		assert_memory_equal(bytes[i - first], want_bytes,
+				    c->uneven ? RIG_BLOCK_BYTES >> group : RIG_BLOCK_BYTES);
 	}
 	kvc_release(&lease, 1);
 }
@@ -602,6 +609,11 @@ KV_TEST(p1_the_private_block_arrives_where_hashes_name_the_rest, setup, teardown
 KV_TEST(p3_the_private_blocks_of_several_groups_arrive_together, setup, teardown)
 {
 	rest_arrives(&(rest_case_t){.units = 8, .groups = HYBRID});
+}
+
+KV_TEST(p3_groups_with_blocks_of_other_sizes_arrive_together, setup, teardown)
+{
+	rest_arrives(&(rest_case_t){.units = 8, .groups = HYBRID, .uneven = 1});
 }
 
 KV_TEST(p1_a_private_block_of_other_tokens_stays_where_it_is, setup, teardown)

@@ -17,20 +17,27 @@ typedef enum op { OP_WRITE, OP_READ, OP_HOLD, OP_READ_HELD, OP_BAD, OP_LET_GO } 
 /* What the scheduler asks a rank. */
 typedef struct order {
 	op_t op;
+	uint32_t group;
 	uint32_t first, count; /* blocks of the handle; `first` is that of the prompt, too */
 	kvc_handle_t handle;
 } order_t;
 
 static const uint8_t secret[16] = "a secret of test";
 
-static const kvc_writer_t writers[RANKS] = {{.rank = 0, .head_count = 1, .layer_count = 4},
-					    {.rank = 1, .head_first = 1, .head_count = 1, .layer_count = 4}};
+/* The window's blocks have half as many layers. */
+#define WINDOW_LAYOUT "kvk1 heads=2 layers=2 tokens=16 k=32 v=32 dtype=bf16 inner=split page=0"
+
+static const kvc_writer_t writers[2][RANKS] = {{{.rank = 0, .head_count = 1, .layer_count = 4},
+						{.rank = 1, .head_first = 1, .head_count = 1, .layer_count = 4}},
+					       {{.rank = 0, .head_count = 1, .layer_count = 2},
+						{.rank = 1, .head_first = 1, .head_count = 1, .layer_count = 2}}};
 
 static kvc_identity_t identity_of(void)
 {
 	kvc_identity_t identity = user_identity("ranks");
 
 	identity.groups = "0:full:16,1:window:16:63";
+	identity.layout = "1*" RIG_LAYOUT ";1*" WINDOW_LAYOUT;
 
 	return identity;
 }
@@ -77,7 +84,8 @@ static kvc_status_t rank_write(rank_t *rank, const order_t *order)
 {
 	uint8_t block[RIG_BLOCK_BYTES];
 	uint32_t tries = 0;
-	kvc_status_t status = kvc_put_import(rank->user.space, &order->handle, &writers[rank->number], &rank->put);
+	kvc_status_t status =
+		kvc_put_import(rank->user.space, &order->handle, &writers[order->group][rank->number], &rank->put);
 
 	for (uint32_t i = 0; i < order->count && status == KVC_OK; i++) {
 		user_fill(&rank->keys[order->first + i], block);
@@ -90,7 +98,7 @@ static kvc_status_t rank_write(rank_t *rank, const order_t *order)
 	return status;
 }
 
-static kvc_status_t read_all(rank_t *rank, kvc_lease_t *lease)
+static kvc_status_t read_all(rank_t *rank, kvc_lease_t *lease, uint32_t group)
 {
 	uint8_t block[RIG_BLOCK_BYTES], want[RIG_BLOCK_BYTES];
 	uint32_t tries = 0;
@@ -103,7 +111,7 @@ static kvc_status_t read_all(rank_t *rank, kvc_lease_t *lease)
 			status = kvc_lease_read(lease, i, 1, dst, NULL);
 		} while (should_retry(rank, status, &tries));
 		user_fill(&rank->keys[i], want);
-		if (status == KVC_OK && memcmp(block, want, sizeof want) != 0) {
+		if (status == KVC_OK && memcmp(block, want, RIG_BLOCK_BYTES >> group) != 0) {
 			return KVC_ERR_CORRUPT;
 		}
 	}
@@ -117,7 +125,8 @@ static kvc_status_t rank_read(rank_t *rank, const order_t *order)
 	kvc_status_t status = kvc_lease_import(rank->user.space, &order->handle, &lease);
 
 	if (status == KVC_OK) {
-		status = order->op == OP_BAD ? kvc_lease_report_bad(lease, order->first) : read_all(rank, lease);
+		status = order->op == OP_BAD ? kvc_lease_report_bad(lease, order->first)
+					     : read_all(rank, lease, order->group);
 	}
 	kvc_release(&lease, 1);
 
@@ -133,7 +142,7 @@ static kvc_status_t rank_do(rank_t *rank, const order_t *order)
 	case OP_HOLD:
 		return kvc_lease_import(rank->user.space, &order->handle, &rank->held);
 	case OP_READ_HELD:
-		return read_all(rank, rank->held);
+		return read_all(rank, rank->held, order->group);
 	case OP_LET_GO:
 		kvc_put_free(rank->put);
 		kvc_release(&rank->held, 1);
@@ -181,6 +190,7 @@ typedef struct bed {
 	kvc_key_t keys[LEN];
 	pid_t pid[RANKS];
 	int orders[RANKS];
+	uint32_t group; /* of the put or lease that the ranks are asked about */
 } bed_t;
 
 static kvc_status_t answer_of(bed_t *bed, uint32_t rank)
@@ -200,7 +210,7 @@ static kvc_status_t answer_of(bed_t *bed, uint32_t rank)
 static kvc_status_t command_rank(bed_t *bed, uint32_t rank, op_t op, const kvc_handle_t *handle, uint32_t first,
 				 uint32_t count)
 {
-	order_t order = {.op = op, .first = first, .count = count};
+	order_t order = {.op = op, .group = bed->group, .first = first, .count = count};
 
 	if (handle) {
 		order.handle = *handle;
@@ -273,12 +283,13 @@ static kvc_put_t *put_start(bed_t *bed, uint32_t group, uint32_t first, kvc_hand
 {
 	kvc_put_options_t options = {.struct_size = sizeof options,
 				     .durable = 1,
-				     .writers = writers,
+				     .writers = writers[group],
 				     .writer_count = RANKS,
 				     .group = group,
 				     .base = group ? first : 0};
 	kvc_put_t *put = NULL;
 
+	bed->group = group;
 	assert_int_equal(kvc_put_start(bed->user.space, bed->keys + options.base, first, LEN, &options, &put), KVC_OK);
 	UNTIL(bed, kvc_put_export(put, handle) != KVC_PENDING);
 	assert_int_equal(kvc_put_export(put, handle), KVC_OK);
@@ -323,6 +334,7 @@ static kvc_lease_t *lease(bed_t *bed, uint32_t group, uint32_t skip, uint32_t n,
 	kvc_want_t want = {.struct_size = sizeof want, .group = group, .n = n, .skip = skip, .source = &source};
 	kvc_lease_t *lease = NULL;
 
+	bed->group = group;
 	assert_int_equal(kvc_lease_start(bed->user.space, &want, &lease), KVC_OK);
 	UNTIL(bed, kvc_lease_state(lease) != KVC_PENDING);
 	if (kvc_lease_state(lease) == KVC_MISS) {
@@ -425,7 +437,7 @@ KV_TEST(p4_a_rank_that_detaches_holds_nothing_back)
 		assert_int_equal(attach(&rank, bed.rig.sock, KVC_ROLE_WORKER, 0), KVC_OK);
 		put = put_start(&bed, 0, 0, &handle);
 		if (round % 3 != 0) {
-			assert_int_equal(kvc_put_import(rank.space, &handle, &writers[0], &view), KVC_OK);
+			assert_int_equal(kvc_put_import(rank.space, &handle, &writers[0][0], &view), KVC_OK);
 		}
 		if (round % 2 != 0) {
 			kvc_put_free(put);
