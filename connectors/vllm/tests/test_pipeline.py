@@ -145,7 +145,7 @@ class Stages(unittest.TestCase):
         own.kv_cache_groups[0], own.kv_cache_groups[1] = own.kv_cache_groups[1], own.kv_cache_groups[0]
         for config, cache, word in (
             (self.config(6, 2), self.caches(six, (3, 3))[0], "names the type of each layer"),
-            (self.config(6, 2, types=types[::-1]), self.caches(six, (3, 3))[0], "of different kinds|groups of a pipeline stage"),
+            (self.config(6, 2, types=types[::-1]), self.caches(six, (3, 3))[0], "of different kinds"),
             (self.config(6, 2, types=types), own, "groups of a pipeline stage"),
             (self.config(4, 2), renamed, "must have one number"),
             (self.config(4, 2), drafted, "not those which"),
@@ -155,8 +155,9 @@ class Stages(unittest.TestCase):
         ):
             with self.assertRaisesRegex(Declined, word):
                 self.describe(config, cache)
-        with self.assertRaisesRegex(Declined, "no layer of some"):
-            self.windows(types, (2, 4))
+        for sizes in ((2, 4), (4, 2)):  # the first stage itself, and another one
+            with self.assertRaisesRegex(Declined, "no layer of some"):
+                self.windows(types, sizes)
         contexts = self.config(4, 2)
         contexts.parallel_config.prefill_context_parallel_size = 2
         with self.assertRaisesRegex(Declined, "prefill_context_parallel_size"):
