@@ -287,7 +287,7 @@ static kvc_status_t send_start(kvc_put_t *put, const kvc_key_t *keys, const kvc_
 		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
 		.group = group->number,
 		.flags = (options->durable ? KV_PUT_DURABLE : 0u) | (options->private_blocks ? KV_PUT_PRIVATE : 0u) |
-			 (options->yields ? KV_PUT_YIELD : 0u),
+			 (options->yields ? KV_PUT_YIELD : 0u) | (options->optional ? KV_PUT_OPTIONAL : 0u),
 		.depth = put->from,
 		.keys = {keys[at].b, put->asked * (uint32_t)sizeof keys[0]},
 	};

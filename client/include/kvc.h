@@ -130,7 +130,8 @@ enum {
 	KVC_WHY_CONTENDED = 6, /* the daemon changed the index all the time */
 	KVC_WHY_CORRUPT = 7,
 	KVC_WHY_TIMEOUT = 8,
-	KVC_WHY_UNREADABLE = 9 /* stored, and the disk cannot read it now */
+	KVC_WHY_UNREADABLE = 9,   /* stored, and the disk cannot read it now */
+	KVC_WHY_NOT_ADMITTED = 10 /* refused when it was saved: the pool thrashed */
 };
 /* "kvc 0.2.0 abi 1 wire 1". */
 KVC_API const char *kvc_version(void);
@@ -460,6 +461,10 @@ typedef struct kvc_put_options {
 	 * pinned and unfinished blocks would be more than half of the namespace's share: what is nowhere else goes
 	 * first. */
 	int yields;
+	/* 1: the daemon may answer NOT_ADMITTED to new blocks while its pool thrashes: they are not worth a copy now.
+	 * Such keys are offered again when the prefix is computed again, not before. Durable and private blocks are
+	 * never refused. */
+	int optional;
 } kvc_put_options_t;
 
 /* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]).

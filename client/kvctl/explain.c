@@ -80,6 +80,7 @@ static const char *why_text(uint32_t why)
 		"its bytes did not match their digest",
 		"it did not come in time",
 		"on disk, and set aside: it, or a block above it, cannot be read now, and is tried again",
+		"not admitted: the pool thrashes, and takes new blocks at their second use (option admission)",
 	};
 
 	return why < KV_COUNT_OF(texts) ? texts[why] : "for a reason this version does not know";

@@ -235,6 +235,22 @@ static void print_engines(struct json_object *core)
 	}
 }
 
+/* Whether saves are refused, and how many were. */
+static void print_admission(const kvctl_t *ctl, struct json_object *admission)
+{
+	const int thrashes = kvctl_bool(admission, "thrashes", 0);
+
+	if (!admission) {
+		return;
+	}
+	printf("  admission %s", kvctl_str(admission, "mode"));
+	if (thrashes) {
+		printf("  %sthe pool thrashes: new blocks are saved at their second use%s", kvctl_tone(ctl, KVCTL_BAD),
+		       kvctl_tone_end(ctl));
+	}
+	print_numbers(admission);
+}
+
 static void print_screen(const kvctl_t *ctl, struct json_object *json, int healthy)
 {
 	struct json_object *tiers = kvctl_member(json, "tiers"), *core = kvctl_member(json, "core");
@@ -249,6 +265,7 @@ static void print_screen(const kvctl_t *ctl, struct json_object *json, int healt
 	print_hits(kvctl_member(json, "hits"));
 	printf("index\n");
 	print_numbers(core);
+	print_admission(ctl, kvctl_member(core, "admission"));
 	print_rows("shares", kvctl_member(core, "shares"));
 	print_rows("spaces", kvctl_member(core, "spaces"));
 	print_engines(core);

@@ -1,3 +1,4 @@
+#include "core/block/admission.h"
 #include "core/block/block.h"
 #include "core/ends/damage.h"
 #include "core/ends/dismantle.h"
@@ -279,6 +280,8 @@ static const char *detail_of(const kvd_core_t *core, kv_status_t status)
 		       "instance.lease_area or handover.max_entries (of a namespace) is reached; raise it, or end some";
 	case KV_ERR_UNSUPPORTED:
 		return "the space has no such group";
+	case KV_ERR_NOT_ADMITTED:
+		return "the pool thrashes (kvctl status), and these blocks were asked for too rarely to stay in it";
 	case KV_ERR_BUSY:
 		return core->why_busy;
 	default:
@@ -386,11 +389,16 @@ static kv_miss_reason_t resolve_miss(const kvd_core_t *core, uint32_t ns, const 
 static void count_missed(kvd_core_t *core, uint32_t ns, const kv_report_t *report, uint64_t hits)
 {
 	static const kv_ns_metric_t metrics[] = {
-		[KV_WHY_ABSENT] = KV_NM_MISS_ABSENT_TOKENS,         [KV_WHY_EVICTED] = KV_NM_MISS_EVICTED_TOKENS,
-		[KV_WHY_DAEMON_STALE] = KV_NM_MISS_STALE_TOKENS,    [KV_WHY_NO_DAEMON] = KV_NM_MISS_NO_DAEMON_TOKENS,
-		[KV_WHY_STALE_EPOCH] = KV_NM_MISS_EPOCH_TOKENS,     [KV_WHY_CONTENDED] = KV_NM_MISS_CONTENDED_TOKENS,
-		[KV_WHY_CORRUPT] = KV_NM_MISS_CORRUPT_TOKENS,       [KV_WHY_TIMEOUT] = KV_NM_MISS_LATE_TOKENS,
+		[KV_WHY_ABSENT] = KV_NM_MISS_ABSENT_TOKENS,
+		[KV_WHY_EVICTED] = KV_NM_MISS_EVICTED_TOKENS,
+		[KV_WHY_DAEMON_STALE] = KV_NM_MISS_STALE_TOKENS,
+		[KV_WHY_NO_DAEMON] = KV_NM_MISS_NO_DAEMON_TOKENS,
+		[KV_WHY_STALE_EPOCH] = KV_NM_MISS_EPOCH_TOKENS,
+		[KV_WHY_CONTENDED] = KV_NM_MISS_CONTENDED_TOKENS,
+		[KV_WHY_CORRUPT] = KV_NM_MISS_CORRUPT_TOKENS,
+		[KV_WHY_TIMEOUT] = KV_NM_MISS_LATE_TOKENS,
 		[KV_WHY_UNREADABLE] = KV_NM_MISS_UNREADABLE_TOKENS,
+		[KV_WHY_NOT_ADMITTED] = KV_NM_MISS_NOT_ADMITTED_TOKENS,
 	};
 	const uint64_t had = hits + report->hit_engine_tokens;
 
@@ -406,7 +414,7 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, kv_report_t *repo
 	uint32_t ns;
 
 	if (!member || (report->type != KV_REPORT_MATCH && report->type != KV_REPORT_REQUEST) ||
-	    hits > report->query_tokens || report->why > KV_WHY_UNREADABLE) {
+	    hits > report->query_tokens || report->why > KV_WHY_NOT_ADMITTED) {
 		kvd_count(core, KV_M_BAD_REPORTS, 1);
 		return KV_ERR_ARG;
 	}
@@ -458,6 +466,7 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_GPU_SHARE_BYTES, gpu_share);
 	kv_ns_metric_set(m, n, KV_NM_SPACES, core->ns[n]->number_count);
 	kv_ns_metric_set(m, n, KV_NM_HANDOVERS, core->ns[n]->handovers);
+	kv_ns_metric_set(m, n, KV_NM_THRASHES, kvd_admission_thrashes(core, n) ? 1 : 0);
 	kv_ns_metric_set(m, n, KV_NM_HANDOVER_BYTES, kept_by_handovers(core->ns[n]));
 }
 

@@ -109,6 +109,7 @@ typedef struct kvd_core_config {
 	uint32_t write_behind_depth; /* disk writes in flight */
 	uint32_t read_depth;         /* disk reads in flight */
 	int write_behind;            /* 1: eager, parent first */
+	int admission; /* 1: new blocks are taken by second use while the pool thrashes (block/admission.h) */
 	kvd_policy_kind_t policy;
 	uint64_t
 		stale_ns; /* age of a heartbeat at which clients take the daemon for stalled (kv/shm.h); 0: the usual */

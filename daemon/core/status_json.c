@@ -1,5 +1,6 @@
 /* STATUS as JSON; only what namespace `ns` may see. */
 #include "core/base/core_impl.h"
+#include "core/block/admission.h"
 #include "core/put/put.h"
 #include "core/base/share.h"
 
@@ -79,6 +80,18 @@ static void shares_json(const kvd_core_t *core, kv_json_t *json, uint32_t ns)
 	kv_json_close(json, ']');
 }
 
+static void admission_json(const kvd_core_t *core, kv_json_t *json, uint32_t ns)
+{
+	const kv_metrics_t *m = core->world.metrics;
+
+	kv_json_open(json, "admission", '{');
+	kv_json_text(json, "mode", core->config.admission ? "second_use" : "all");
+	kv_json_bool(json, "thrashes", kvd_admission_thrashes(core, ns));
+	kv_json_numbers(json, {"not_admitted", kv_ns_metric_get(m, ns, KV_NM_NOT_ADMITTED)},
+			{"evicted_unhit", kv_ns_metric_get(m, ns, KV_NM_EVICTED_UNHIT)});
+	kv_json_close(json, '}');
+}
+
 static uint32_t put_count(kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
 	uint32_t count = 0;
@@ -146,6 +159,7 @@ size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char
 	kv_json_close(&json, ']');
 
 	if (name_space) {
+		admission_json(core, &json, ns);
 		shares_json(core, &json, ns);
 	}
 	kv_json_open(&json, "spaces", '[');

@@ -201,6 +201,7 @@ kv_status_t kvd_world_create_core(kvd_host_t *host, char *detail, size_t cap)
 		.read_depth = (uint32_t)options->nvme_queue_depth,
 		.write_behind = options->nvme_write_behind,
 		.policy = (kvd_policy_kind_t)options->policy,
+		.admission = options->admission,
 		.stale_ns = options->limits_silence,
 	};
 	status = kvd_core_create(&host->core_config, &host->world, &host->core);

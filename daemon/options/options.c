@@ -60,6 +60,7 @@ static const kv_option_t rows[] = {
 	ROW("share.max_disk", LIST, "", NULL, NULL, NULL, AT_START, share_max[1], "the same of nvme.size, at least nvme.file_size. Files beyond it go, one after the other"),
 	ROW("share.max_index", LIST, "", NULL, NULL, NULL, AT_START, share_max[2], "the same of index.max_blocks, in percent or blocks"),
 	ROW("policy", ENUM, "lru", NULL, NULL, "lru,fifo", AT_START, policy, "which leaf is evicted first"),
+	ROW("admission", ENUM, "second_use", NULL, NULL, "all,second_use", AT_START, admission, "new blocks while the pool thrashes, which is when of the blocks that leave it fewer than 1 in 16 were ever hit: all are saved; or those that were asked for after the block that would go for them, and others are answered NOT_ADMITTED. Hand-overs and durable puts are always taken"),
 	ROW("lease.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, lease_ttl, "life of a read lease, by default and at most"),
 	ROW("put.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, put_ttl, "life of a put since its start, its last KEEP or PUT_END; afterwards it is revoked when its namespace lacks room"),
 	ROW("handover.ttl", DURATION, "120s", "100ms", "24h", NULL, AT_START, handover_ttl, "life of a hand-over without a consumer, and time that its consumer has, by default and at most"),

@@ -23,7 +23,7 @@ typedef struct kvd_options {
 	char gpu_devices[KV_OPTION_STRING_MAX];
 	uint64_t index_max_blocks;
 	char share[3][KV_OPTION_STRING_MAX], share_max[3][KV_OPTION_STRING_MAX]; /* by kvd_resource_t */
-	int policy;
+	int policy, admission;
 	uint64_t lease_ttl, put_ttl;
 	uint64_t handover_ttl, handover_min_ttl, handover_max_bytes, handover_max_entries;
 	uint64_t instance_max_pinned, instance_max_unfinished, instance_lease_area;

@@ -6,6 +6,8 @@
  */
 #include "life.h"
 
+#include "core/block/admission.h"
+
 static void make_keys(life_t *l)
 {
 	for (uint32_t c = 0; c < CHAINS; c++) {
@@ -146,12 +148,25 @@ static void check_already(const u_put_t *put, uint32_t already)
 	assert_true(!slots || without == already);
 }
 
+static uint64_t not_admitted_;
+
+/* Only a put that allows it is refused, and only while the pool of a class of its namespace thrashes. */
+static void check_refused(const life_t *l, const u_member_t *m, uint32_t flags, kv_status_t status)
+{
+	if (status == KV_ERR_NOT_ADMITTED) {
+		assert_int_equal(flags, KV_PUT_OPTIONAL);
+		assert_true(l->u.core->config.admission && l->u.memory == 0);
+		not_admitted_ += kvd_admission_thrashes(l->u.core, l->u.ns[m->ns]) ? 1 : 0;
+	}
+}
+
 static void do_put_start(life_t *l)
 {
 	u_member_t *m = some_member(l);
 	uint32_t which = (uint32_t)below(l, PUTS), chain = (uint32_t)below(l, CHAINS), space = some_space(l, m);
 	uint32_t visible, first, n;
 	kv_msg_put_start_reply_t reply;
+	kv_status_t status;
 
 	some_group(l, space);
 	visible = u_visible(&l->u, ns_of(space), &l->space[space], l->keys[chain], DEPTH);
@@ -164,10 +179,18 @@ static void do_put_start(life_t *l)
 	if (below(l, 3) > 0 && first > visible && !u_alone(l->u.group)) {
 		first = visible;
 	}
-	if (below(l, 6) == 0 ? u_put_start(&l->u, m, &l->space[space], &l->privates[chain], 0, 1, KV_PUT_PRIVATE,
-					   &l->puts[which], &reply) != KV_OK
-			     : u_put_start(&l->u, m, &l->space[space], l->keys[chain], first, n, (uint32_t)below(l, 2),
-					   &l->puts[which], &reply) != KV_OK) {
+	if (below(l, 6) == 0) {
+		status = u_put_start(&l->u, m, &l->space[space], &l->privates[chain], 0, 1,
+				     KV_PUT_PRIVATE | KV_PUT_OPTIONAL, &l->puts[which], &reply);
+		assert_true(status != KV_ERR_NOT_ADMITTED);
+	} else {
+		const uint32_t flags = (uint32_t)below(l, 2) | (below(l, 4) ? KV_PUT_OPTIONAL : 0);
+
+		status = u_put_start(&l->u, m, &l->space[space], l->keys[chain], first, n, flags, &l->puts[which],
+				     &reply);
+		check_refused(l, m, flags, status);
+	}
+	if (status != KV_OK) {
 		l->puts[which].id = 0;
 		return;
 	}
@@ -493,12 +516,20 @@ static void do_world(life_t *l)
 	}
 }
 
+/* In a few hundred steps no pool begins to thrash: a class is said to, and finds out. */
+static void do_thrash(life_t *l)
+{
+	kvd_class_t *class = &l->u.core->classes[below(l, l->u.core->class_count)];
+
+	class->admission.thrashing = l->u.core->config.admission && class->memory == KVD_HOST_MEM;
+}
+
 static void step(life_t *l)
 {
-	static void (*const steps[])(life_t * l) = {
-		KV_ROWS(do_join, do_leave, do_put_start, do_put_start, do_put_start, do_put_end, do_put_end, do_put_end,
-			do_put_revoke, do_acquire, do_acquire, do_acquire, do_release, do_reset_or_withdraw, do_send,
-			do_recv, do_recv, do_recv, do_done, life_do_announced, do_close, do_world, do_world)};
+	static void (*const steps[])(life_t * l) = {KV_ROWS(
+		do_join, do_leave, do_put_start, do_put_start, do_put_start, do_put_end, do_put_end, do_put_end,
+		do_put_revoke, do_acquire, do_acquire, do_acquire, do_release, do_reset_or_withdraw, do_send, do_recv,
+		do_recv, do_recv, do_done, life_do_announced, do_close, do_thrash, do_world, do_world)};
 
 	steps[below(l, KV_COUNT_OF(steps))](l);
 }
@@ -605,6 +636,7 @@ static void live(uint64_t seed, uint32_t steps)
 			     .gpu_slots = seed % 2 ? 0 : 24,
 			     .gpu = &gpu,
 			     .max_blocks = seed % 3 ? 4096 : 80,
+			     .admission = seed % 5 > 0,
 			     .max_spaces = seed % 7 < 3 ? SPACES_OF_NS : 0, /* a number less than spaces */
 			     .seed = seed};
 	int restart = config.disk_slots > 0 && seed % 5 == 0;
@@ -660,7 +692,7 @@ static const kv_metric_t wanted_[] = {
 
 static int has_seen_all(void)
 {
-	int all = refused_spaces_ > 0 && partials_ > 0 && files_ > 0 && gpu_adopted_ > 0;
+	int all = refused_spaces_ > 0 && not_admitted_ > 0 && partials_ > 0 && files_ > 0 && gpu_adopted_ > 0;
 
 	for (size_t i = 0; i < KV_COUNT_OF(wanted_); i++) {
 		all = all && seen_[wanted_[i]] > 0;
@@ -690,8 +722,9 @@ KV_TEST(p1_to_p10_hold_after_every_step)
 		printf("# %s %" PRIu64 "\n", kv_metric_infos[wanted_[i]].name, seen_[wanted_[i]]);
 	}
 	printf("# files that changed hands %" PRIu64 ", hand-overs with a private block %" PRIu64
-	       ", blocks adopted in the memory of a GPU %" PRIu64 ", spaces refused %" PRIu64 "\n",
-	       files_, partials_, gpu_adopted_, refused_spaces_);
+	       ", blocks adopted in the memory of a GPU %" PRIu64 ", spaces refused %" PRIu64
+	       ", puts not admitted %" PRIu64 "\n",
+	       files_, partials_, gpu_adopted_, refused_spaces_, not_admitted_);
 	if (usual) {
 		life_announced_all();
 		assert_true(has_seen_all());

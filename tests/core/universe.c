@@ -238,6 +238,7 @@ static kvd_core_config_t make_config(const u_config_t *config)
 		.read_depth = 8,
 		.write_behind = 1,
 		.policy = config->policy,
+		.admission = config->admission,
 	};
 }
 
@@ -702,6 +703,7 @@ static uint32_t put_all_of(universe_t *u, u_member_t *m, const kvd_space_info_t 
 	kv_msg_put_start_reply_t reply;
 	static u_put_t put;
 
+	reply.already = 0;
 	if (u_put_start(u, m, space, keys, first, n, flags, &put, &reply) != KV_OK || reply.put == 0) {
 		return reply.already;
 	}
@@ -717,6 +719,12 @@ uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, cons
 	       uint32_t n)
 {
 	return put_all_of(u, m, space, keys, first, n, 0);
+}
+
+uint32_t u_put_optional(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
+			uint32_t first, uint32_t n)
+{
+	return put_all_of(u, m, space, keys, first, n, KV_PUT_OPTIONAL);
 }
 
 uint32_t u_put_private(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *key)

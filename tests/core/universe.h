@@ -149,6 +149,7 @@ typedef struct u_config {
 	uint64_t max_blocks;      /* 0: 4096 */
 	uint32_t max_spaces;      /* 0: 64 */
 	kvd_policy_kind_t policy;
+	int admission;                 /* 1: by second use while the pool thrashes */
 	uint64_t share[2][KVD_SHARES]; /* of the namespaces; 0: no end */
 	uint64_t max[2][KVD_SHARES];   /* likewise */
 	uint64_t seed;                 /* 0: that of the run */
@@ -206,6 +207,9 @@ kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, ui
 /* start, write, end: all in one. Returns how many blocks are visible now. */
 uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
 	       uint32_t n);
+/* The same for a put that the pool may refuse. */
+uint32_t u_put_optional(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
+			uint32_t first, uint32_t n);
 /* The private block of this key, in group u->group: 1 when it is visible now. */
 uint32_t u_put_private(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *key);
 /* *reply stays as it is unless the answer is OK. */

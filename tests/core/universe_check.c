@@ -147,6 +147,24 @@ static void count_told(const universe_t *u, const kvd_node_t *node, uint64_t in[
 	}
 }
 
+/* A class knows how many blocks its pool has. */
+static void check_classes(const universe_t *u)
+{
+	for (uint32_t t = 0; t < KVD_TIERS; t++) {
+		uint64_t ordered = 0, in = 0;
+
+		for (uint32_t c = 0; c < u->core->class_count; c++) {
+			ordered += u->core->classes[c].order[t].blocks;
+		}
+		for (uint32_t i = 0; i < u->core->ix.trees.made; i++) {
+			const kvd_tree_t *tree = kvd_tree_at(&u->core->ix, i);
+
+			in += tree->live ? tree->in[t] : 0;
+		}
+		assert_int_equal(ordered, in);
+	}
+}
+
 void universe_check(universe_t *u)
 {
 	uint64_t told[2] = {0, 0}, in[2] = {0, 0};
@@ -162,6 +180,7 @@ void universe_check(universe_t *u)
 			assert_true(kvd_share_used(u->core, u->ns[n], what) <= kvd_share_max(u->core, u->ns[n], what));
 		}
 	}
+	check_classes(u);
 	assert_int_equal(u->ledger_records, u->core->leases.used + u->core->puts.used);
 	if (u->events_bad) {
 		fail_msg("an event is wrong: %s", u->events_bad);

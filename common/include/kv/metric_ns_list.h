@@ -29,6 +29,9 @@
 	X(HANDOVERS_REFUSED, kvd_namespace_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY for want of room") \
 	X(EVICTED, kvd_namespace_evicted_total, KV_METRIC_COUNTER, "blocks evicted from a tier for others of the namespace") \
 	X(EVICTED_FOR_OTHERS, kvd_namespace_evicted_for_others_total, KV_METRIC_COUNTER, "blocks evicted from a tier for another namespace: what was borrowed") \
+	X(EVICTED_UNHIT, kvd_namespace_evicted_unhit_total, KV_METRIC_COUNTER, "blocks that left their last tier and were never hit: saves that did not pay") \
+	X(NOT_ADMITTED, kvd_namespace_not_admitted_total, KV_METRIC_COUNTER, "blocks refused while the pool thrashed (admission)") \
+	X(THRASHES, kvd_namespace_thrashes, KV_METRIC_GAUGE, "1: its pool thrashes, and admission takes new blocks by second use") \
 	X(PUTS_EXPIRED, kvd_namespace_puts_expired_total, KV_METRIC_COUNTER, "puts revoked for want of room, their time to live over") \
 	X(SHARE_FULL, kvd_namespace_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because its irreclaimable bytes were at its share") \
 	X(LOOKUPS, kvd_prefix_lookups_total, KV_METRIC_COUNTER, "prompts looked up")                                   \
@@ -44,6 +47,7 @@
 	X(MISS_CONTENDED_TOKENS, kvd_prefix_miss_tokens_total{reason="contended"}, KV_METRIC_COUNTER, KV_HELP_MISSES)  \
 	X(MISS_CORRUPT_TOKENS, kvd_prefix_miss_tokens_total{reason="corrupt"}, KV_METRIC_COUNTER, KV_HELP_MISSES)      \
 	X(MISS_LATE_TOKENS, kvd_prefix_miss_tokens_total{reason="timeout"}, KV_METRIC_COUNTER, KV_HELP_MISSES)         \
-	X(MISS_UNREADABLE_TOKENS, kvd_prefix_miss_tokens_total{reason="unreadable"}, KV_METRIC_COUNTER, KV_HELP_MISSES)
+	X(MISS_UNREADABLE_TOKENS, kvd_prefix_miss_tokens_total{reason="unreadable"}, KV_METRIC_COUNTER, KV_HELP_MISSES) \
+	X(MISS_NOT_ADMITTED_TOKENS, kvd_prefix_miss_tokens_total{reason="not_admitted"}, KV_METRIC_COUNTER, KV_HELP_MISSES)
 
 #endif

@@ -14,6 +14,7 @@
 	X(CONTENDED, "contended", "index busy")                                                                        \
 	X(CORRUPT, "corrupt", "digest mismatch")                                                                       \
 	X(TIMEOUT, "timeout", "answer late")                                                                           \
-	X(UNREADABLE, "unreadable", "disk unreadable")
+	X(UNREADABLE, "unreadable", "disk unreadable")                                                                 \
+	X(NOT_ADMITTED, "not_admitted", "not admitted: pool thrashes")
 
 #endif

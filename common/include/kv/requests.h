@@ -33,6 +33,7 @@
 
 #define KV_PUT_DURABLE 1u /* flags of PUT_START: a DURABLE notice is wanted */
 #define KV_PUT_YIELD   4u /* the blocks are copies of what another tier has: others go first */
+#define KV_PUT_OPTIONAL 8u /* new blocks may be refused while the pool thrashes: NOT_ADMITTED */
 #define KV_PUT_PRIVATE 2u /* the blocks are private: of a hand-over, and found by no lookup */
 /* Bytes of one PUT_START writer entry (u32 rank, head_first, head_count, layer_first, layer_count; little-endian). */
 #define KV_WRITER_BYTES 20u
@@ -168,7 +169,7 @@
 	F(U32, space, 0, "space id")                                                                                   \
 	F(U64, epoch, 0, "of the keys")                                                                                 \
 	F(U32, group, 255, "block group")                                                                              \
-	F(U32, flags, KV_PUT_DURABLE | KV_PUT_PRIVATE | KV_PUT_YIELD, "bit 0: a DURABLE notice is wanted; bit 1, without bit 0: the blocks are private, and unchained in every group; bit 2: they are copies of what another tier has, and get at most half of the share") \
+	F(U32, flags, KV_PUT_DURABLE | KV_PUT_PRIVATE | KV_PUT_YIELD | KV_PUT_OPTIONAL, "bit 0: a DURABLE notice is wanted; bit 1, without bit 0: the blocks are private, and unchained in every group; bit 2: they are copies of what another tier has, and get at most half of the share; bit 3: while the pool thrashes NOT_ADMITTED may be the answer, but not with bit 0 or 1") \
 	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root; window, state, private: ignored") \
 	F(U32, depth, 0, "blocks before the first one (0 at the root); window, state, private: nothing depends on it") \
 	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next; window, state, private: unchained, none twice") \
@@ -177,7 +178,7 @@
 	F(BIN, writers, KV_WRITER_BYTES * KV_MAX_WRITERS, "who writes which heads and layers; empty: one writer, rank 0, all")
 #define KV_FIELDS_put_start_reply(F)                                                                                   \
 	F(U64, put, 0, "put id; 0: nothing to write")                                                                  \
-	F(U32, n, 0, "blocks answered, from the first; fewer than asked: BUSY from there on")                          \
+	F(U32, n, 0, "blocks answered, from the first; fewer than asked: BUSY or NOT_ADMITTED from there on, as the next put says")                          \
 	F(U64, offset, 0, "of the put's header in the lease area; slots[i] == KV_SLOT_NONE: ALREADY")                  \
 	F(U32, already, 0, "blocks among them that are visible already: the first ones; window, state: anywhere")
 

@@ -149,7 +149,8 @@ typedef enum kv_miss_reason {
 	KV_WHY_CONTENDED = 6, /* the sequence lock stayed odd */
 	KV_WHY_CORRUPT = 7,
 	KV_WHY_TIMEOUT = 8,
-	KV_WHY_UNREADABLE = 9, /* stored, and the disk cannot read it now: it may be a hit again later */
+	KV_WHY_UNREADABLE = 9,    /* stored, and the disk cannot read it now: it may be a hit again later */
+	KV_WHY_NOT_ADMITTED = 10, /* the pool thrashed when it was offered: it is taken by second use */
 } kv_miss_reason_t;
 
 typedef enum kv_report_type {

@@ -19,6 +19,12 @@
 #define KVD_DURABLE_DROPPED 2u  /* something will not be written after all */
 #define KVD_ID_BITS         24u /* of an id: the record's index; above it a sequence number that never comes back */
 
+/* What was last heard of a key, and when. */
+typedef struct kvd_ghost {
+	uint32_t print; /* of the key; the lowest two bits: kvd_ghost_kind_t */
+	uint32_t stamp;
+} kvd_ghost_t;
+
 typedef struct kvd_recovery {
 	uint32_t tree; /* of the last block: the next one's too, most often */
 	uint64_t blocks;
@@ -96,7 +102,7 @@ struct kvd_core {
 	uint32_t pending_withdrawals;       /* those, and those that the disk tier is recording */
 	uint32_t withdrawn_tops;            /* on dead_nodes, by withdrawals */
 	uint64_t withdrawn;                 /* blocks taken down below them */
-	uint32_t *ghosts;
+	kvd_ghost_t *ghosts;                /* keys that are in no tier (admission.h) */
 	uint64_t ghost_mask;
 
 	kvd_gather_t gather;

@@ -35,6 +35,17 @@ static inline uint64_t kvd_sum_of_memories(const uint64_t bytes[KVD_MEMORIES], u
 	return sum;
 }
 
+#define KVD_LAPS 8u
+
+/* Does the class's pool thrash, and what shows it (admission.h)? */
+typedef struct kvd_admission {
+	int thrashing;
+	uint32_t lost, lost_hit;              /* blocks that left the last tier, and of them were hit */
+	uint32_t offered, would_hit, refused; /* new blocks; those that a pool without admission would have */
+	uint32_t lap, next_lap;               /* offers in the running lap; the oldest of: */
+	uint64_t laps[KVD_LAPS];              /* stamps at which the last laps ended */
+} kvd_admission_t;
+
 /* Slots that can replace each other: one namespace, one geometry, one memory. */
 typedef struct kvd_class {
 	uint32_t ns;                    /* KVD_NONE: found on disk, and the namespace is not configured */
@@ -42,6 +53,7 @@ typedef struct kvd_class {
 	uint32_t tier_class[KVD_TIERS]; /* the tiers' numbers; KVD_NONE: none            */
 	uint64_t slot_bytes;            /* charged a slot                                */
 	kvd_order_t order[KVD_TIERS];
+	kvd_admission_t admission;
 	uint64_t used_ns; /* when a slot was last asked for, or a lease given */
 	/* rebalance.h, of each tier: */
 	uint64_t unit[KVD_TIERS];         /* bytes of a whole slab or file                                */

@@ -1,4 +1,5 @@
 #include "core/block/block.h"
+#include "core/block/admission.h"
 #include "core/block/transfer.h"
 #include "core/block/visibility.h"
 #include "core/base/core_impl.h"
@@ -197,27 +198,16 @@ void kvd_block_detach_io(kvd_core_t *core, uint32_t id)
 
 /* ---- sets ------------------------------------------------------------------------------------ */
 
-static void add_ghost(kvd_core_t *core, const kv_key_t *key)
-{
-	uint64_t hash = kv_key_hash(key);
-
-	core->ghosts[hash & core->ghost_mask] = (uint32_t)(hash >> 32) | 1u;
-}
-
-/* Was this key evicted not long ago? (A small table of fingerprints; it may forget.) */
-static int is_ghost(const kvd_core_t *core, const kv_key_t *key)
-{
-	uint64_t hash = kv_key_hash(key);
-
-	return core->ghosts[hash & core->ghost_mask] == ((uint32_t)(hash >> 32) | 1u);
-}
-
 kv_miss_reason_t kvd_explain_miss(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
+	static const kv_miss_reason_t why[] = {[KVD_GHOST_NONE] = KV_WHY_ABSENT,
+					       [KVD_GHOST_OFFERED] = KV_WHY_ABSENT,
+					       [KVD_GHOST_EVICTED] = KV_WHY_EVICTED,
+					       [KVD_GHOST_REFUSED] = KV_WHY_NOT_ADMITTED};
+
 	return kvd_index_find_aside(&core->ix, tree, key, group) != KVD_NONE ? KV_WHY_UNREADABLE
 	       : kvd_index_is_quarantined(&core->ix, tree, key, group)       ? KV_WHY_CORRUPT
-	       : is_ghost(core, key)                                         ? KV_WHY_EVICTED
-									     : KV_WHY_ABSENT;
+									     : why[kvd_ghost_find(core, key)];
 }
 
 static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
@@ -275,6 +265,7 @@ static void join_block(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stam
 	 * a router may send a request at once. */
 	kvd_index_join(&core->ix, id, t);
 	core->policy->join(&core->ix, order_of(core, block, t), t, id, stamp);
+	order_of(core, block, t)->blocks++;
 	if (t == KVD_CPU) {
 		(void)kvs_set_state(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block), KVS_READY);
 		kvd_block_queue_write(core, id);
@@ -357,6 +348,7 @@ void kvd_block_leave(kvd_core_t *core, uint32_t id, kvd_set_t t)
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	core->policy->leave(&core->ix, order_of(core, block, t), t, id);
+	order_of(core, block, t)->blocks--;
 	kvd_index_leave(&core->ix, id, t);
 	kvd_block_sync_mirror(core, id);
 	kvd_event_add_removed(core, id, t);
@@ -374,11 +366,21 @@ void kvd_block_free_cpu_slot(kvd_core_t *core, uint32_t id)
 	free_slot(core, id, KVD_CPU);
 }
 
+/* When the leaf of a set was asked for last. */
+static uint64_t stamp_of(const kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
+{
+	uint32_t mark = kvd_node_of(&core->ix, block)->marks[t];
+
+	return mark == KVD_NONE ? 0 : ((const kvd_mark_t *)kvd_obj_at(&core->ix.marks, mark))->stamp;
+}
+
 void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t why)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 	const kvd_class_t *class = class_of(core, block);
 	uint32_t ns = class->ns;
+	int hit = kvd_index_was_hit(&core->ix, block);
+	uint64_t stamp = stamp_of(core, block, t);
 
 	kvd_count(core, t == KVD_DISK ? KV_M_EVICTED_DISK : class->memory > 0 ? KV_M_EVICTED_GPU : KV_M_EVICTED_CPU, 1);
 	if (ns != KVD_NONE) {
@@ -393,8 +395,9 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 		free_slot(core, id, KVD_DISK);
 	}
 	if (kvd_tiers_of(&core->ix, block) == 0) {
-		/* Remembered for a while, so that a miss can say EVICTED and not ABSENT. */
-		add_ghost(core, &block->key);
+		if (!kvd_is_private(&core->ix, block)) {
+			kvd_admission_add_lost(core, (uint32_t)(class - core->classes), block, hit, stamp);
+		}
 		if (t == KVD_CPU && goes_to_disk(core, block)) {
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 		}

@@ -122,6 +122,7 @@ static kv_status_t take_in_block(kvd_core_t *core, kvd_set_t t, uint32_t tier_cl
 	kvd_index_join(&core->ix, id, t);
 	core->policy->join(&core->ix, &core->classes[kvd_class_of(&core->ix, kvd_block_at(&core->ix, id))].order[t], t,
 			   id, ++core->stamp);
+	core->classes[kvd_tree_at(&core->ix, recovery->tree)->slot_class].order[t].blocks++;
 
 	return KV_OK;
 }

@@ -56,6 +56,7 @@ kv_status_t kvd_handover_pin_block(kvd_core_t *core, kvd_handover_call_t *call, 
 		created->next = pins->head;
 		pins->head = pin;
 		pins->count++;
+		kvd_index_mark_hit(&core->ix, block);
 	}
 
 	return status;

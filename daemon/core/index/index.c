@@ -331,6 +331,8 @@ static kv_status_t split_node(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		head->children_in[t] = node->n[t] > 0 ? 1 : 0;
 		split_marks(ix, node, head_id, pos, t);
 	}
+	head->hit = node->hit < pos ? node->hit : pos;
+	node->hit -= head->hit;
 	for (kvd_pin_class_t pins = KVD_PINS_ALL; pins < KVD_PIN_CLASSES; pins++) {
 		split_pins(ix, node, head, pins);
 	}
@@ -401,6 +403,7 @@ static void merge_node(kvd_index_t *ix, uint32_t id)
 		child->n[t] += node->n[t];
 		merge_marks(ix, node, child_id, len, t);
 	}
+	child->hit += node->hit;
 	for (kvd_pin_class_t pins = KVD_PINS_ALL; pins < KVD_PIN_CLASSES; pins++) {
 		merge_pins(node, child, len, pins);
 	}
@@ -562,6 +565,7 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 	tree->private_blocks -= node->flags & KVD_NODE_PRIVATE ? 1 : 0;
 	add_to_tally(tree, UINT64_MAX);
 	node->len--;
+	node->hit = node->hit < node->len ? node->hit : node->len;
 
 	if (node->len == 0) {
 		kv_assert(node->marks[KVD_CPU] == KVD_NONE && node->marks[KVD_DISK] == KVD_NONE);
@@ -648,6 +652,23 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	}
 
 	return node->depth0 + (node->n[t] < upto ? node->n[t] : upto);
+}
+
+void kvd_index_mark_hit(kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t upto = block->pos + 1u;
+
+	/* What is marked has marked the path above it already: the walk ends there. */
+	while (node->hit < upto) {
+		node->hit = upto;
+		if (node->parent == KVD_NONE) {
+			return;
+		}
+		node = kvd_node_at(ix, node->parent);
+		upto = node->len;
+	}
 }
 
 /* ---- pins ------------------------------------------------------------------------------------ */

@@ -105,6 +105,7 @@ typedef struct kvd_node {
 	uint32_t len, cap;
 	uint32_t n[KVD_TIERS];
 	uint32_t children_in[KVD_TIERS]; /* child nodes whose first block is in the set                    */
+	uint32_t hit; /* blocks [0, hit) were hit since they were saved; if there are any, so were all above */
 	kvd_pinned_t pinned[KVD_PIN_CLASSES];
 	uint32_t marks[KVD_TIERS]; /* deepest first                                                  */
 	kvd_link_t queue;          /* of write-behind while QUEUED, of what is taken down while DEAD */
@@ -286,6 +287,13 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t block, kvd_set_t t);
 
 /* Depth of the deepest pinned block on the path to `block`; 0: none. */
 uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t block, kvd_pin_class_t pins);
+/* A lease or a hand-over has the path down to `block`: all of it was hit. */
+void kvd_index_mark_hit(kvd_index_t *ix, uint32_t block);
+static inline int kvd_index_was_hit(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return block->pos < kvd_node_of(ix, block)->hit;
+}
+
 /* The block has its first pin of the class, or has lost its last one. Returns how many blocks that pins or releases. */
 uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t block, kvd_pin_class_t pins);
 uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t block, kvd_pin_class_t pins);

@@ -89,8 +89,12 @@ static const char *check_run(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
 	if (node->len == 0 || node->len > KVD_RUN_MAX || node->len > node->cap || node->n[KVD_CPU] > node->len ||
-	    node->n[KVD_DISK] > node->len) {
+	    node->n[KVD_DISK] > node->len || node->hit > node->len) {
 		return "a run's counters are out of range";
+	}
+	if (node->hit > 0 && node->parent != KVD_NONE &&
+	    kvd_node_at(ix, node->parent)->hit < kvd_node_at(ix, node->parent)->len) {
+		return "a block was hit, and its parent was not";
 	}
 	for (uint32_t i = 0; i < node->len; i++) {
 		const kvd_block_t *block = kvd_block_at(ix, node->ids[i]);

@@ -20,6 +20,7 @@
 typedef struct kvd_order {
 	kvd_list_t marks; /* oldest first */
 	uint64_t count;
+	uint64_t blocks; /* in the sets that it orders */
 } kvd_order_t;
 
 typedef struct kvd_policy_ops {

@@ -202,6 +202,7 @@ static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, cons
 		return KV_OK;
 	}
 	kvd_block_touch_path(core, path.deepest);
+	kvd_index_mark_hit(&core->ix, path.deepest);
 	path.depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, path.deepest));
 	reply->n = path.depth + (path.private_block != KVD_NONE ? 1 : 0);
 
@@ -265,6 +266,7 @@ static kv_status_t open_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_l
 		uint32_t id = kvd_lease_block(core, lease, depth);
 
 		kvd_block_touch_path(core, id);
+		kvd_index_mark_hit(&core->ix, id);
 		on_disk += kvd_in_set(&core->ix, kvd_block_at(&core->ix, id), KVD_CPU) ? 0 : 1;
 	}
 	if (on_disk > 0) {

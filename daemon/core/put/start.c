@@ -1,4 +1,5 @@
 /* PUT_START: what is asked for, checked; then slots, entries and the header that ranks see. */
+#include "core/block/admission.h"
 #include "core/block/block.h"
 #include "core/block/room.h"
 #include "core/base/core_impl.h"
@@ -20,7 +21,8 @@ typedef struct kvd_draft {
 	uint32_t unchained;               /* 1: of an unchained group, or private */
 	uint32_t n;
 	uint32_t already;
-	uint32_t base; /* deepest visible block: the parent, or the last ALREADY one; KVD_NONE: none */
+	uint32_t tracked; /* 1: it counts for admission */
+	uint32_t base;    /* deepest visible block: the parent, or the last ALREADY one; KVD_NONE: none */
 	uint32_t writer_count;
 } kvd_draft_t;
 
@@ -110,6 +112,11 @@ static int is_parent(const kvd_core_t *core, uint32_t id, uint32_t depth)
 	return kvd_depth_of(&core->ix, block) == depth && !kvd_is_private(&core->ix, block);
 }
 
+static int is_optional(const kv_msg_put_start_t *ask)
+{
+	return (ask->flags & (KV_PUT_OPTIONAL | KV_PUT_DURABLE | KV_PUT_PRIVATE)) == KV_PUT_OPTIONAL;
+}
+
 static kv_status_t check_parent(kvd_core_t *core, kvd_draft_t *draft)
 {
 	const kv_msg_put_start_t *ask = draft->ask;
@@ -132,6 +139,10 @@ static kv_status_t check_parent(kvd_core_t *core, kvd_draft_t *draft)
 	if (kvd_index_find_aside(&core->ix, draft->space->tree, &ask->parent, (uint8_t)ask->group) != KVD_NONE) {
 		kvd_count(core, KV_M_PARENT_UNREADABLE, 1);
 		return KV_ERR_PARENT_UNREADABLE;
+	}
+	/* The next chunk of a prompt, sent before the answer to the last one was read. */
+	if (is_optional(ask) && kvd_ghost_find(core, &ask->parent) == KVD_GHOST_REFUSED) {
+		return KV_ERR_NOT_ADMITTED;
 	}
 	kvd_count(core, KV_M_NO_PARENT, 1);
 
@@ -223,6 +234,64 @@ static kv_status_t check_draft(kvd_core_t *core, kvd_draft_t *draft)
 	}
 
 	return status == KV_OK ? count_already(core, draft) : status;
+}
+
+/* ---- admission ------------------------------------------------------------------------------- */
+
+static int is_visible(const kvd_core_t *core, const kvd_draft_t *draft, uint32_t i)
+{
+	kv_key_t key = key_at(draft, i);
+
+	return draft->unchained ? kvd_index_find(&core->ix, draft->space->tree, &key, draft->group->id) != KVD_NONE
+				: i < draft->already;
+}
+
+/* Blocks [from, to) were offered, and taken or refused. */
+static void add_offers(kvd_core_t *core, const kvd_draft_t *draft, uint32_t from, uint32_t to, kvd_ghost_kind_t kind)
+{
+	for (uint32_t i = from; draft->tracked && i < to; i++) {
+		kv_key_t key = key_at(draft, i);
+
+		if (!is_visible(core, draft, i)) {
+			kvd_admission_add_offer(core, draft->space->slot_class, &key, kind);
+		}
+	}
+}
+
+static int is_wanted(kvd_core_t *core, const kvd_draft_t *draft, uint32_t i)
+{
+	kv_key_t key = key_at(draft, i);
+
+	return is_visible(core, draft, i) || kvd_admission_wants(core, draft->space->slot_class, &key);
+}
+
+/* How many blocks from the first are wanted. A key names all that is before it: who asked for one block of a path asked
+ * for those above, also where the table has forgotten some of them. */
+static uint32_t count_wanted(kvd_core_t *core, const kvd_draft_t *draft)
+{
+	uint32_t wanted = draft->unchained ? 0 : draft->n;
+
+	while (draft->unchained && wanted < draft->n && is_wanted(core, draft, wanted)) {
+		wanted++;
+	}
+	while (!draft->unchained && wanted > 0 && !is_wanted(core, draft, wanted - 1)) {
+		wanted--;
+	}
+
+	return wanted;
+}
+
+/* Shorten the draft to the blocks that are wanted: a child goes where its parent goes. What is cut off here is not
+ * counted: the client offers it again, and is refused then, once. */
+static kv_status_t admit(kvd_core_t *core, kvd_draft_t *draft)
+{
+	if (!draft->tracked || !is_optional(draft->ask) ||
+	    kvd_admission_wants_all(core, draft->space->slot_class, draft->n - draft->already)) {
+		return KV_OK;
+	}
+	draft->n = count_wanted(core, draft);
+
+	return draft->n > 0 ? KV_OK : KV_ERR_NOT_ADMITTED;
 }
 
 /* ---- the put --------------------------------------------------------------------------------- */
@@ -506,7 +575,14 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 		core->stamp++;
 		draft.blocks = kvd_blocks_of(draft.space, draft.group);
 		draft.unchained = kvd_group_unchained(draft.group) || (ask->flags & KV_PUT_PRIVATE) ? 1 : 0;
+		draft.tracked = kvd_admission_applies(core, draft.space->slot_class) && !(ask->flags & KV_PUT_PRIVATE);
 		status = check_draft(core, &draft);
+	}
+	if (status == KV_OK) {
+		status = admit(core, &draft);
+	}
+	if (status == KV_ERR_NOT_ADMITTED) {
+		add_offers(core, &draft, 0, ask->keys.len / KV_KEY_BYTES, KVD_GHOST_REFUSED);
 	}
 	if (status != KV_OK) {
 		return status;
@@ -529,6 +605,7 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 		return status;
 	}
 
+	add_offers(core, &draft, 0, put->n, KVD_GHOST_OFFERED);
 	kvd_count(core, KV_M_PUTS_STARTED, 1);
 	kvd_count(core, KV_M_PUT_BUSY, put->n < draft.n ? 1 : 0);
 	reply->put = put->id;

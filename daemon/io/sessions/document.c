@@ -213,7 +213,7 @@ static void put_hits(kv_json_t *json, const char *name, const kv_metrics_t *m, u
 	}
 	kv_json_raw(json, "hit_rate", rate);
 	kv_json_open(json, "missed_tokens", '{');
-	for (kv_ns_metric_t id = KV_NM_MISS_ABSENT_TOKENS; id <= KV_NM_MISS_UNREADABLE_TOKENS; id++) {
+	for (kv_ns_metric_t id = KV_NM_MISS_ABSENT_TOKENS; id <= KV_NM_MISS_NOT_ADMITTED_TOKENS; id++) {
 		sscanf(strchr(kv_ns_metric_infos[id].name, '"'), "\"%63[^\"]", reason); /* of {reason="absent"} */
 		kv_json_u64(json, reason, sum_of(m, first, end, id));
 	}
