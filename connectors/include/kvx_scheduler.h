@@ -81,6 +81,9 @@ typedef struct kvx_scheduler_config {
 	/* 1: the engine caches the blocks of a synchronous load when it allocates them, and a request of the same step
 	 * that finds them there is not computed again when the load fails. A match defers it to the next step. */
 	int defer_shared;
+	/* 1: the daemon may refuse no save (kvc_put_options_t.optional). 0: while its pool thrashes it may, those of
+	 * requests that are handed over excepted. */
+	int saves_all;
 } kvx_scheduler_config_t;
 
 /* Never waits for the daemon, which may come later. KVC_ERR_ARG: the configuration contradicts itself
@@ -336,6 +339,8 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(save_done, "blocks that became visible")                                                                     \
 	X(gpu_blocks, "blocks that became visible in memory of the GPU, in addition")                                  \
 	X(save_busy, "blocks the daemon had no room for")                                                              \
+	X(save_not_admitted,                                                                                           \
+	  "blocks the daemon did not want while its pool thrashed: of no request that is handed over")                 \
 	X(save_lost, "blocks reserved that were not saved after all")                                                  \
 	X(late_answers, "answers of the daemon that came after the lookup or the step message that waited for them")   \
 	X(handovers_sent, "prompts that were handed over to another instance")                                         \

@@ -69,6 +69,7 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 		.max_blocks = config->paged->blocks,
 		.mode = KVX_LOAD_ASYNC,
 		.load_ms = kvx->load_ms,
+		.saves_all = 1, /* its caller waits for each */
 	};
 	kvc_status_t status;
 

@@ -81,6 +81,24 @@ static void give_up_put(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
+/* A consumer waits for its blocks: the daemon may not refuse them. */
+static int is_handed_over(const kvx_request_t *request)
+{
+	for (uint32_t mem = 0; mem < KV_COUNT_OF(request->handover); mem++) {
+		if (request->handover[mem] && request->handover[mem]->sends) {
+			return 1;
+		}
+	}
+
+	return request->to_device > 0;
+}
+
+/* The daemon's pool thrashes, and it has refused the request's blocks. Asking again would count as their second use. */
+static int is_unwanted(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	return request->unwanted && request->unwanted == scheduler->generation && !is_handed_over(request);
+}
+
 static int entry_is_current(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group, uint32_t entry)
 {
 	return entry < group->n && kvx_entry_is_current(scheduler, &group->entries[entry]);
@@ -172,6 +190,7 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 			scheduler->foreign ? NULL : run->request->own.tokens + (size_t)base * group->block_tokens;
 		options.base = base;
 		options.yields = run->mem == KVX_OWN_MEM && run->request->to_device == 0;
+		options.optional = run->mem == KVX_HOST_MEM && !scheduler->saves_all && !is_handed_over(run->request);
 		status = kvc_put_start(space, scheduler->keys, run->from, run->to, &options, &put);
 	}
 
@@ -343,6 +362,9 @@ static uint32_t next_save_at(const kvx_scheduler_t *scheduler, const kvx_request
 {
 	uint64_t next = has_begun(scheduler, request) ? UINT32_MAX : 0;
 
+	if (is_unwanted(scheduler, request)) {
+		return UINT32_MAX;
+	}
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint64_t full =
 			(request->groups[g].asked[KVX_HOST_MEM] + UINT64_C(1)) * scheduler->groups[g].block_tokens;
@@ -453,10 +475,19 @@ kvc_status_t kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask
 /* A put that was never granted. */
 static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_status_t status, uint64_t now)
 {
-	scheduler->stats.save_busy += put->mem == KVX_HOST_MEM ? put->n : 0;
+	kvx_request_t *request = put->request;
+
 	schedule_retry(put, put->from, status, now);
+	if (status == KVC_ERR_NOT_ADMITTED) {
+		scheduler->stats.save_not_admitted += put->n;
+		request->unwanted = scheduler->generation;
+		request->retry_ns = 0; /* should it be handed over, its blocks are saved at once */
+		request->tries = 0;
+		return;
+	}
+	scheduler->stats.save_busy += put->mem == KVX_HOST_MEM ? put->n : 0;
 	if (!put->once && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
-		put->request->generation = 0; /* the parent or the daemon is gone: match again what is stored */
+		request->generation = 0; /* the parent or the daemon is gone: match again what is stored */
 	}
 }
 

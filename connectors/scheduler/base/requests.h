@@ -61,6 +61,7 @@ typedef struct kvx_request {
 	kvc_status_t load_status; /* of the last load; PENDING: not every rank has reported it */
 	kvc_status_t refused;     /* why blocks were not saved; OK: all that were asked for were granted since */
 	uint32_t refusals;        /* since blocks became visible */
+	uint64_t unwanted;        /* generation in which the daemon did not want its blocks; 0: it was not refused */
 	struct kvx_sload *cached; /* leased until the engine admits it; NULL: nothing */
 	struct kvx_sload *loads, **loads_end; /* that the engine has admitted, the oldest first */
 	struct kvx_sput *puts, **puts_end;    /* the same way */

@@ -168,17 +168,6 @@ WRAP(kvc_status_t, kvc_space_state, const kvc_space_t *space)
 	return __real_kvc_space_state(space);
 }
 
-WRAP(kvc_status_t, kvc_put_start, kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t to,
-     const kvc_put_options_t *options, kvc_put_t **p_put)
-{
-	if (sr.refuse_device_puts && space == sr.scheduler->spaces[0].mems[KVX_OWN_MEM].space) {
-		return KVC_ERR_BUSY;
-	}
-	sr.yielding_puts += options && options->yields ? 1 : 0;
-
-	return __real_kvc_put_start(space, keys, from, to, options, p_put);
-}
-
 WRAP(kvc_status_t, kvc_lease_start, kvc_space_t *space, const kvc_want_t *want, kvc_lease_t **p_lease)
 {
 	if (sr.miss_device_leases && space != sr.scheduler->spaces[0].space) {

@@ -97,6 +97,8 @@ typedef struct sr {
 	uint32_t refusals;                      /* of the space there */
 	int miss_device_leases;                 /* what is leased there was evicted since the match */
 	uint32_t yielding_puts;                 /* that were started */
+	uint32_t optional_puts;                 /* likewise */
+	int thrashes;                           /* no put that is optional is admitted */
 	uint32_t cut_device_leases;             /* or all from this unit on; 0: nothing was */
 	int ahead;                              /* the report of a step is left to be given by hand */
 	kvx_hit_t hit;                          /* of the last match */

@@ -219,6 +219,33 @@ SR_CASE(p4_leases_of_an_aborted_request_live_until_reported, async_loads)
 	assert_int_equal(sr_stats().leases_open, 0);
 }
 
+/* A pool that thrashes refuses what is new: that costs a request one question, and no step after it. */
+SR_CASE(p7_a_request_that_is_not_wanted_asks_once, plain)
+{
+	sr.thrashes = 1;
+	sr_request(&a, "a", 1, 0, 400);
+	sr_place(&a, 0, 0);
+	sr_compute(&a, 0, 50);
+	sr_advance(&a, 80, 0);
+	SR_UNTIL(sr_stats().save_not_admitted > 0);
+	assert_int_equal(sr_stats().save_not_admitted, 10);
+	assert_int_equal(sr_outcome(&a).refused, KVC_ERR_NOT_ADMITTED);
+	assert_int_equal(kvx_scheduler_next_save_at(sr.scheduler, "a", 1), UINT32_MAX);
+	sr.thrashes = 0;
+	for (uint32_t computed = 81; computed <= 400; computed++) {
+		sr.ahead_ns += 100000000u; /* nor when time has passed */
+		sr_advance(&a, computed, 0);
+		assert_int_equal(sr_step(), 0);
+	}
+	assert_int_equal(sr.optional_puts, sr_stats().saves);
+	assert_int_equal(sr_stats().saves, 1);
+	sr_end(&a);
+	assert_int_equal(sr_stats().save_busy + sr_stats().save_lost + sr_stats().save_done, 0);
+	/* The next request asks again. */
+	sr_store(&b, "b", 1, 0, 80);
+	assert_int_equal(sr_stats().save_done, 10);
+}
+
 /* The store is full of other things, and its blocks are larger in number than memory: saving goes on, old ones make
  * room, nothing leaks. */
 SR_CASE(p5_a_full_store_costs_old_blocks_only, plain)

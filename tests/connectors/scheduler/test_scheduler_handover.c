@@ -135,6 +135,25 @@ static void begin_sending(uint32_t n)
 	sr_place(&p, 0, 0);
 }
 
+/* A consumer waits for these blocks, so they are saved whatever the pool does; also when it comes after a refusal. */
+SR_CASE(p7_what_is_handed_over_is_never_refused, plain)
+{
+	kvx_transfer_t to;
+
+	sr.thrashes = 1;
+	sr_request(&p, "p", 1, 0, 200);
+	sr_place(&p, 0, 0);
+	sr_run_tokens(&p, 0, 80);
+	SR_UNTIL(sr_stats().save_not_admitted == 10);
+	to = transfer(&p, 0);
+	assert_int_equal(kvx_scheduler_send(sr.scheduler, &p.ask, &to), KVC_OK);
+	sr_run_tokens(&p, 80, 200); /* at once: it may be the last step */
+	SR_UNTIL(sr_stats().save_done == 25);
+	assert_int_equal(sr_stats().save_not_admitted, 10);
+	assert_int_equal(sr.optional_puts, 1);
+	sr_end(&p);
+}
+
 /* Chunks are loaded while more is computed, the last one after its producer has ended, and nothing is kept. */
 SR_CASE(p1_chunks_are_loaded_as_they_come, plain)
 {
