@@ -1,6 +1,6 @@
 """Benchmarks of kvd under a real vLLM, always beside what it is compared with: pairs in turn, medians and spread. One JSON object a line.
 
-usage: run.py [--only ttft turns unique cpu micro pd transfer] [--lengths 1024,2048,4096,8192] [--rounds N] [--pairs N] [--store ...] [--out FILE] [--mp]
+usage: run.py [--only ttft turns unique thrash cpu micro pd transfer] [--lengths 1024,2048,4096,8192] [--rounds N] [--pairs N] [--store ...] [--out FILE] [--mp]
 Interrupted, it says what it has until then.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ import ttft  # noqa: E402
 from harness import Bench, Failed, Skipped  # noqa: E402
 from rig import KINDS, Rig  # noqa: E402
 
-FAMILIES = {"ttft": ttft.run, "turns": load.turns, "unique": load.unique, "cpu": load.cpu, "micro": micro.run, "pd": pd.run, "transfer": transfer.run}
+FAMILIES = {"ttft": ttft.run, "turns": load.turns, "unique": load.unique, "thrash": load.thrash, "cpu": load.cpu, "micro": micro.run, "pd": pd.run, "transfer": transfer.run}
 
 
 def arguments() -> argparse.Namespace:
