@@ -57,7 +57,7 @@
 	F(U64, id, 0, "chosen by the dialler; names the transfer on this link")                                        \
 	F(STR, ns, KVD_NET_NAME_MAX, "namespace, the same on both sides")                                              \
 	F(TEXT, identity, 4096, "canonical identity text of the space")                                                \
-	F(STR, layout, 1024, "layouts of the asking daemon's pool blocks")                                               \
+	F(STR, layout, 1024, "layouts of the asking daemon's pool blocks")                                             \
 	F(STR, transfer, 128, "transfer id; empty with bit 0")                                                         \
 	F(U32, flags, KVD_NET_PREFIX, "bit 0: blocks that are there now, no hand-over")                                \
 	F(U32, hash_bytes, 60, "0: names are token ids, u32 each; else one hash of this many bytes a unit")            \

@@ -1,8 +1,11 @@
 """Models with recurrent layers: a state at the end of a block stands for all tokens before it, and is there only where the engine's steps have ended."""
 from __future__ import annotations
 
+import json
+
 from context import IN_PIECES, Context, Prompt, Store, must_equal
 from harness import Answer, Engine, Failed, wait_for
+from models import SHAPES
 from promises import promise
 from test_failed import Rig, fail_loads
 from test_killed import disk
@@ -61,6 +64,19 @@ class Played:
         self.engine.generate(self.context.prompts(1, 40, 60), 2)
 
 
+def must_be_true_sizes(store: Store) -> None:
+    """Blocks of states have what a layer keeps and no more; those of attention their keys and values."""
+    assert store.daemon
+    c = SHAPES[MODEL]()
+    convolution = (c["linear_conv_kernel_dim"] - 1) * 3 * c["linear_key_head_dim"] * 2  # of queries, keys and values, bfloat16
+    state = convolution + c["linear_key_head_dim"] * c["linear_value_head_dim"] * 4
+    full = 2 * c["num_key_value_heads"] * c["head_dim"] * BLOCK * 2
+    spaces = json.loads(store.daemon.kvctl("status", "--json", check=False).stdout)["spaces"]
+    found = [{(group["rule"], group["block_bytes"]) for group in space["groups"]} for space in spaces if len(space["groups"]) > 1]
+    if found != [{("state", state), ("full", full)}]:
+        raise Failed(f"blocks have {found} bytes; states of a layer are {state}, keys and values {full}")
+
+
 @promise(daemon=True)
 def states_are_resumed_where_a_step_has_ended(context: Context) -> None:
     """Qwen3-Next's layers: hits are exactly those that the rule allows, and answers those without a cache; also after restarts of engine and daemon"""
@@ -72,6 +88,7 @@ def states_are_resumed_where_a_step_has_ended(context: Context) -> None:
     context.oracle.stop()
     played = Played(context, store, States())
     played.ask("cold", prompts, expected)
+    must_be_true_sizes(store)
     played.ask("warm", prompts, expected)
     played.ask("other ends", branches, expected_branches)
     played.restart()

@@ -93,6 +93,7 @@ ROWS: dict[str, Callable[[], Any]] = {
     "hash_sizes": lambda: _has(HASHES, "resolve_kv_cache_block_sizes"),  # tokens a block hash covers; else computed from the groups
     "publishable": _publishable,
     "cpu_isa": lambda: _has("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa"),  # how the CPU backend packs a page
+    "regroup": lambda: _has("vllm.v1.core.kv_cache_utils", "get_kv_cache_groups"),  # to 0.32: the layers of all pipeline stages are grouped as the engine does
     "conv_layout": lambda: _has("vllm.model_executor.layers.mamba.mamba_utils", "get_conv_state_layout"),  # the order inside the convolution's state
     "bind_manager": lambda: _has(BASE, "KVConnectorBase_V1.bind_kv_cache_manager") is not None,  # 0.30: the cache manager is given; before: the block pool
 }

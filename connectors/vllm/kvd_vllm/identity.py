@@ -371,7 +371,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         raise Declined("states are not served over pipeline stages by this version")
     if device == "cuda" and any(group.state for group in groups) and not options["gpu_states"]:
         raise Declined("states in memory of a GPU are served only if you ask for it (option gpu_states): no GPU has tested this")
-    stages = pipeline.stages_of(vllm_config, kv_cache_config.kv_cache_groups)
+    stages = pipeline.stages_of(vllm_config, kv_cache_config.kv_cache_groups, compat["regroup"])
     alike = len({group.spec.num_kv_heads for group in groups if not group.state}) == 1
     blocks = [_blocks(vllm_config, group, counts, alike) for group, counts in zip(groups, _layers(groups, stages))]
     whole = all(one.shape is not None for one in blocks)

@@ -4,7 +4,7 @@ first stage. So each half computes the layers of all stages as vLLM does, and ch
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ class Stages:
     own: int  # the stage of this half's configuration
 
 
-def stages_of(vllm_config: Any, kv_cache_groups: Sequence[Any]) -> Stages:
-    """Declined: where the layers of other stages lie cannot be proved."""
+def stages_of(vllm_config: Any, kv_cache_groups: Sequence[Any], regroup: Callable[[Any, dict[str, Any]], Any] | None) -> Stages:
+    """regroup: vLLM's own grouping of layers, if it is known. Declined: where the layers of other stages lie cannot be proved."""
     count = int(vllm_config.parallel_config.pipeline_parallel_size)
     own = [tuple(group.layer_names) for group in kv_cache_groups]
     if count == 1:
@@ -29,7 +29,7 @@ def stages_of(vllm_config: Any, kv_cache_groups: Sequence[Any]) -> Stages:
     stage = next((s for s, (first, end) in enumerate(bounds) if sorted(numbers.values()) == list(range(first, end))), None)
     if stage is None:
         raise Declined(f"a pipeline stage caches {len(numbers)} layers that are not those which the model's configuration gives to a stage ({_text(bounds)})")
-    names = _regroup(vllm_config, kv_cache_groups, template, numbers, bounds[-1][1]) if len(own) > 1 else [tuple(template.format(i) for i in range(bounds[-1][1]))]
+    names = _regroup(regroup, vllm_config, kv_cache_groups, template, numbers, bounds[-1][1]) if len(own) > 1 else [tuple(template.format(i) for i in range(bounds[-1][1]))]
     return _place(names, own, template, bounds, stage)
 
 
@@ -59,10 +59,10 @@ def _numbers(own: Sequence[tuple[str, ...]]) -> tuple[str, dict[str, int]]:
     return templates.pop(), found
 
 
-def _regroup(vllm_config: Any, groups: Sequence[Any], template: str, numbers: dict[str, int], total: int) -> list[tuple[str, ...]]:
+def _regroup(regroup: Any, vllm_config: Any, groups: Sequence[Any], template: str, numbers: dict[str, int], total: int) -> list[tuple[str, ...]]:
     """Layers of each group in all stages: vLLM's own grouping, of layers that are all of a type which this stage has, too."""
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
-
+    if regroup is None:
+        raise Declined("several KV cache groups over pipeline stages are not served under this vLLM: it groups layers in a way that kvd does not know")
     types = list(getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ())
     if len(types) != total:
         raise Declined("several KV cache groups over pipeline stages are served only of models whose configuration names the type of each layer")
@@ -74,7 +74,7 @@ def _regroup(vllm_config: Any, groups: Sequence[Any], template: str, numbers: di
     if not set(types) <= specs.keys():
         raise Declined("a pipeline stage has no layer of some KV cache group")
     try:
-        made = get_kv_cache_groups(vllm_config, {template.format(i): specs[kind] for i, kind in enumerate(types)})
+        made = regroup(vllm_config, {template.format(i): specs[kind] for i, kind in enumerate(types)})
     except Exception as error:
         raise Declined(f"vLLM does not group the layers of all pipeline stages: {error!r}") from error
     return [tuple(group.layer_names) for group in made]

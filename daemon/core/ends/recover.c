@@ -95,6 +95,7 @@ static kv_status_t take_in_block(kvd_core_t *core, kvd_set_t t, uint32_t tier_cl
 {
 	kvd_recovery_t *recovery = &core->recovery;
 	uint32_t parent = KVD_NONE, id;
+	kvd_order_t *order;
 	kv_status_t status = find_or_create_tree(core, t, tier_class, meta);
 
 	if (status != KV_OK) {
@@ -120,9 +121,9 @@ static kv_status_t take_in_block(kvd_core_t *core, kvd_set_t t, uint32_t tier_cl
 	}
 	kvd_block_at(&core->ix, id)->flags = KVD_EVENT_PENDING;
 	kvd_index_join(&core->ix, id, t);
-	core->policy->join(&core->ix, &core->classes[kvd_class_of(&core->ix, kvd_block_at(&core->ix, id))].order[t], t,
-			   id, ++core->stamp);
-	core->classes[kvd_tree_at(&core->ix, recovery->tree)->slot_class].order[t].blocks++;
+	order = &core->classes[kvd_class_of(&core->ix, kvd_block_at(&core->ix, id))].order[t];
+	core->policy->join(&core->ix, order, t, id, ++core->stamp);
+	order->blocks++;
 
 	return KV_OK;
 }

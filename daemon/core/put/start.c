@@ -141,7 +141,7 @@ static kv_status_t check_parent(kvd_core_t *core, kvd_draft_t *draft)
 		return KV_ERR_PARENT_UNREADABLE;
 	}
 	/* The next chunk of a prompt, sent before the answer to the last one was read. */
-	if (is_optional(ask) && kvd_ghost_find(core, &ask->parent) == KVD_GHOST_REFUSED) {
+	if (draft->tracked && is_optional(ask) && kvd_ghost_find(core, &ask->parent) == KVD_GHOST_REFUSED) {
 		return KV_ERR_NOT_ADMITTED;
 	}
 	kvd_count(core, KV_M_NO_PARENT, 1);
@@ -253,7 +253,7 @@ static void add_offers(kvd_core_t *core, const kvd_draft_t *draft, uint32_t from
 		kv_key_t key = key_at(draft, i);
 
 		if (!is_visible(core, draft, i)) {
-			kvd_admission_add_offer(core, draft->space->slot_class, &key, kind);
+			kvd_admission_add_offer(core, draft->blocks->slot_class, &key, kind);
 		}
 	}
 }
@@ -262,7 +262,7 @@ static int is_wanted(kvd_core_t *core, const kvd_draft_t *draft, uint32_t i)
 {
 	kv_key_t key = key_at(draft, i);
 
-	return is_visible(core, draft, i) || kvd_admission_wants(core, draft->space->slot_class, &key);
+	return is_visible(core, draft, i) || kvd_admission_wants(core, draft->blocks->slot_class, &key);
 }
 
 /* How many blocks from the first are wanted. A key names all that is before it: who asked for one block of a path asked
@@ -286,7 +286,7 @@ static uint32_t count_wanted(kvd_core_t *core, const kvd_draft_t *draft)
 static kv_status_t admit(kvd_core_t *core, kvd_draft_t *draft)
 {
 	if (!draft->tracked || !is_optional(draft->ask) ||
-	    kvd_admission_wants_all(core, draft->space->slot_class, draft->n - draft->already)) {
+	    kvd_admission_wants_all(core, draft->blocks->slot_class, draft->n - draft->already)) {
 		return KV_OK;
 	}
 	draft->n = count_wanted(core, draft);
@@ -575,7 +575,7 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 		core->stamp++;
 		draft.blocks = kvd_blocks_of(draft.space, draft.group);
 		draft.unchained = kvd_group_unchained(draft.group) || (ask->flags & KV_PUT_PRIVATE) ? 1 : 0;
-		draft.tracked = kvd_admission_applies(core, draft.space->slot_class) && !(ask->flags & KV_PUT_PRIVATE);
+		draft.tracked = kvd_admission_applies(core, draft.blocks->slot_class) && !(ask->flags & KV_PUT_PRIVATE);
 		status = check_draft(core, &draft);
 	}
 	if (status == KV_OK) {

@@ -208,6 +208,7 @@ static void describe(void)
 				       .hash = sr.options.own_keys ? NULL : "test:fnv",
 				       .hash_tokens = SR_UNIT,
 				       .groups = sr.groups == 1           ? "0:full:8"
+						 : sr.options.one_table   ? "0:full:8,1:full:8"
 						 : sr.options.even_window ? "0:full:8,1:window:8:24"
 									  : "0:full:8,1:window:8:20",
 				       .layout = sr.layout_text};
@@ -432,11 +433,15 @@ void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh)
 	const uint32_t n = (request->n + SR_UNIT - 1u) / SR_UNIT;
 
 	for (uint32_t g = 0; g < sr.groups; g++) {
-		const kvx_block_table_t table = {
-			.struct_size = sizeof table, .group = g, .n = n, .fresh = fresh, .ids = request->ids[g]};
+		const kvx_block_table_t table = {.struct_size = sizeof table,
+						 .group = g,
+						 .n = n,
+						 .fresh = fresh,
+						 .ids = request->ids[g],
+						 .shared = g > 0 && sr.options.one_table};
 
 		for (uint32_t i = 0; i < n; i++) {
-			request->ids[g][i] = (base + g * n + i) % SR_BLOCKS;
+			request->ids[g][i] = (base + (table.shared ? 0 : g * n) + i) % SR_BLOCKS;
 		}
 		assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &request->ask, &table), KVC_OK);
 	}
@@ -447,7 +452,7 @@ void sr_content(const sr_request_t *request, uint32_t group, uint32_t block, uin
 	uint64_t state;
 
 	memcpy(&state, request->hash[block], sizeof state);
-	state ^= group * UINT64_C(0x1234567);
+	state ^= (sr.options.one_table ? 0 : group) * UINT64_C(0x1234567);
 	for (uint32_t i = 0; i < sr.block_bytes; i += 8) {
 		const uint64_t word = next_random(&state);
 

@@ -26,6 +26,7 @@
 typedef struct sr_options {
 	int groups;      /* 0, 1: full; 2: and a window */
 	int even_window; /* the window is whole blocks */
+	int one_table;   /* two full groups over the same blocks of the engine */
 	int own_keys;    /* kvd's, not the engine's hashes */
 	int cost_model, mode, defer_shared;
 	int alone;       /* no daemon, and no stand-in */

@@ -6,10 +6,10 @@
 
 static sr_request_t a, b, c;
 
-static const sr_options_t plain, own_keys = {.own_keys = 1}, async_loads = {.mode = KVX_LOAD_ASYNC},
-				 cost_model = {.cost_model = 1}, window = {.groups = 2},
-				 own_keys_window = {.own_keys = 1, .groups = 2},
-				 even_window = {.groups = 2, .even_window = 1};
+static const sr_options_t plain,
+	own_keys = {.own_keys = 1}, async_loads = {.mode = KVX_LOAD_ASYNC}, cost_model = {.cost_model = 1},
+	window = {.groups = 2}, own_keys_window = {.own_keys = 1, .groups = 2},
+	even_window = {.groups = 2, .even_window = 1}, one_table = {.groups = 2, .one_table = 1};
 
 SR_CASE(p1_what_was_saved_is_loaded_into_other_blocks, plain)
 {
@@ -52,6 +52,14 @@ SR_CASE(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, window)
 	assert_int_equal(sr_run(&b, 100), sr.options.even_window ? 152 : 160);
 }
 SR_ALSO(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, even_window, 0)
+
+/* Layers with pages of two sizes in one group of the engine. */
+SR_CASE(p1_two_groups_over_the_same_blocks_are_saved_and_found, one_table)
+{
+	sr_store(&a, "a", 1, 0, 160);
+	sr_request(&b, "b", 1, 0, 160);
+	assert_int_equal(sr_run(&b, 100), 152);
+}
 
 SR_CASE(p7_a_request_says_how_much_of_it_is_saved, plain)
 {
