@@ -82,7 +82,7 @@ static int is_unchanged(const kvc_space_t *space, const kv_msg_space_open_reply_
 
 static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_reply_t *reply)
 {
-	kvc_geometry_t found[KV_MAX_GROUPS];
+	kvc_geometry_t found[KV_MAX_GROUPS] = {0};
 	kv_status_t status;
 
 	if (reply->space >= KV_MIRROR_MAX_SPACES || reply->epoch == 0 || reply->root.len != sizeof space->root ||

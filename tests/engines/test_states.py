@@ -71,7 +71,7 @@ def must_be_true_sizes(store: Store) -> None:
     convolution = (c["linear_conv_kernel_dim"] - 1) * 3 * c["linear_key_head_dim"] * 2  # of queries, keys and values, bfloat16
     state = convolution + c["linear_key_head_dim"] * c["linear_value_head_dim"] * 4
     full = 2 * c["num_key_value_heads"] * c["head_dim"] * BLOCK * 2
-    spaces = json.loads(store.daemon.kvctl("status", "--json", check=False).stdout)["spaces"]
+    spaces = json.loads(store.daemon.kvctl("status", "--json", check=False).stdout)["core"]["spaces"]
     found = [{(group["rule"], group["block_bytes"]) for group in space["groups"]} for space in spaces if len(space["groups"]) > 1]
     if found != [{("state", state), ("full", full)}]:
         raise Failed(f"blocks have {found} bytes; states of a layer are {state}, keys and values {full}")

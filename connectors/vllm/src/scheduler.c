@@ -342,7 +342,7 @@ static int read_groups(kvdpy_scheduler_t *self, PyObject *dict)
 static int read_writers(PyObject *dict, uint32_t groups, kvc_writer_t *writers, uint32_t *p_count)
 {
 	uint32_t total;
-	PyObject *list = kvdpy_find_list(dict, "writers", KVDPY_MAX_RANKS * KVDPY_MAX_GROUPS, &total);
+	PyObject *list = kvdpy_find_list(dict, "writers", (Py_ssize_t)KVDPY_MAX_RANKS * KVDPY_MAX_GROUPS, &total);
 
 	if (list && (groups == 0 || total % groups != 0)) {
 		PyErr_SetString(PyExc_ValueError, "writers are not as many for each group");
