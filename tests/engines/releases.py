@@ -54,6 +54,7 @@ LEFT = {
     "get_mem_pool_context": "kvd has no allocator",
     "get_loaded_kv_cache_group_ids": "all groups are loaded",
     "supports_sleep_mode": "it does",
+    "restore_kv_caches": "the cache is where it was, and empty: after a sleep the tensors have their addresses again",
 }
 
 
