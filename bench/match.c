@@ -2,7 +2,9 @@
  * than the daemon. Prompts are taken in turn, and all of a table larger than the caches is read between two samples: a
  * match finds its keys in the cache, where hashing has just left them, and the mirror's lines in memory; `warm` is the
  * same without that. p50 ns a match; the reference is what a binary search costs at least: log2(8,192) dependent
- * cache-line loads from a table as large as the mirror. Goal: p50 <= 2,000 ns, no system call. */
+ * cache-line loads from a table as large as the mirror. Goal: p50 <= 2,000 ns, no system call.
+ * match/groups -- the same prompts in a space of three groups, full, window and state, whose last state lies 3 blocks
+ * before the last block; the reference is the match in a space of one group. Goal: ratio <= 2. */
 #include "bench.h"
 #include "rig.h"
 
@@ -14,6 +16,7 @@
 #define RESIDENT    7373u
 #define SAMPLES     48u
 #define MAX_PROMPTS 64u
+#define LAST_STATE  (RESIDENT - 3u) /* steps of four blocks */
 #define SCRUB_BYTES ((size_t)64 << 20)
 #define LINES       (SCRUB_BYTES / 64)
 
@@ -21,7 +24,8 @@ typedef struct work {
 	rig_t rig;
 	uint32_t prompts, next;
 	int warm;
-	uint64_t *chain; /* the reference's table */
+	kvc_space_t *groups; /* three; NULL: not opened */
+	uint64_t *chain;     /* the reference's table */
 	kvc_key_t keys[MAX_PROMPTS][PROMPT], hot[PROMPT], branch[2 * PROMPT];
 	double ns[SAMPLES];
 } work_t;
@@ -37,27 +41,45 @@ static void scrub(const work_t *work)
 	bench_use(sum);
 }
 
-static bench_outcome_t match_p50(void *arg, bench_sample_t *p_sample)
+static bench_outcome_t match_in(work_t *work, kvc_space_t *space, bench_sample_t *p_sample)
 {
-	work_t *work = arg;
+	const uint32_t wanted = space == work->groups ? LAST_STATE : RESIDENT;
 
 	for (uint32_t i = 0; i < SAMPLES; i++) {
 		kvc_match_t match = {.struct_size = sizeof match};
 		uint64_t start;
 
 		scrub(work);
-		memcpy(work->hot, work->keys[work->next++ % work->prompts], sizeof work->hot);
+		if (space == work->groups) {
+			memcpy(work->hot, work->branch, sizeof work->hot);
+		} else {
+			memcpy(work->hot, work->keys[work->next++ % work->prompts], sizeof work->hot);
+		}
 		start = bench_now_ns();
-		kvc_match(work->rig.space, work->hot, PROMPT, &match);
+		kvc_match(space, work->hot, PROMPT, &match);
 		work->ns[i] = (double)(bench_now_ns() - start);
-		if (match.n != RESIDENT || match.n_cpu != RESIDENT) {
-			return bench_fail("match found %u of %u blocks (reason %u)", match.n, RESIDENT, match.why);
+		if (match.n != wanted || match.n_cpu != wanted) {
+			return bench_fail("match found %u of %u blocks (reason %u)", match.n, wanted, match.why);
 		}
 	}
 	p_sample->value = bench_quantile(work->ns, SAMPLES, 0.5);
 	p_sample->ops = SAMPLES;
 
 	return BENCH_DONE;
+}
+
+static bench_outcome_t match_p50(void *arg, bench_sample_t *p_sample)
+{
+	work_t *work = arg;
+
+	return match_in(work, work->rig.space, p_sample);
+}
+
+static bench_outcome_t match_groups_p50(void *arg, bench_sample_t *p_sample)
+{
+	work_t *work = arg;
+
+	return match_in(work, work->groups, p_sample);
 }
 
 /* Each line holds the number of the next: nothing can be loaded ahead. */
@@ -166,6 +188,45 @@ static bench_outcome_t count_syscalls(void *arg, bench_sample_t *p_sample)
 	return count < 0 ? bench_skip("the kernel does not permit tracing here") : BENCH_DONE;
 }
 
+static int put_group(kvc_space_t *space, uint32_t group, const kvc_key_t *keys, uint32_t n)
+{
+	static const uint8_t bytes[64];
+	const void *blocks[256];
+	const kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks, .group = group};
+	uint32_t visible = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		blocks[i] = bytes;
+	}
+
+	return kvc_put(space, keys, 0, n, &options, &visible) == KVC_OK && visible == n;
+}
+
+/* One prompt: all of its full group, a window, the state. */
+static int fill_groups(work_t *work)
+{
+	const kvc_identity_t identity = {.struct_size = sizeof identity,
+					 .model = "groups",
+					 .weights = "bench",
+					 .dtype = "byte",
+					 .rope = "none",
+					 .hash_tokens = 16,
+					 .layout = kvc_space_layout(work->rig.space),
+					 .groups = "0:full:16,1:window:16:1024,2:state:16",
+					 .page_format = "bench"};
+
+	if (kvc_space_open(work->rig.kvc, &identity, &work->groups) != KVC_OK) {
+		return -1;
+	}
+	rig_keys(work->groups, 1, PROMPT, work->branch);
+
+	return rig_put(work->groups, work->branch, 0, RESIDENT, 0) == 0 &&
+			       put_group(work->groups, 1, work->branch + RESIDENT - 128, 128) &&
+			       put_group(work->groups, 2, work->branch + LAST_STATE - 1, 1)
+		       ? 0
+		       : -1;
+}
+
 static bench_outcome_t measure(const char *name, work_t *work, int (*fill)(work_t *, uint32_t))
 {
 	const uint32_t blocks = bench_quick() ? 100000u : 1000000u;
@@ -191,6 +252,17 @@ static bench_outcome_t measure(const char *name, work_t *work, int (*fill)(work_
 	for (work->warm = 0; work->warm < 2 && outcome == BENCH_DONE; work->warm++) {
 		snprintf(row, sizeof row, "%s%s", name, work->warm ? "/warm" : "");
 		outcome = bench_measure(work, &m);
+	}
+	if (outcome == BENCH_DONE && fill == fill_unbranched) {
+		if (fill_groups(work) != 0) {
+			return bench_fail("the space of three groups could not be filled: %s", kvc_last_error());
+		}
+		work->prompts = 1; /* both the same one */
+		for (work->warm = 0; work->warm < 2 && outcome == BENCH_DONE; work->warm++) {
+			snprintf(row, sizeof row, "match/groups%s", work->warm ? "/warm" : "");
+			outcome = bench_measure(work, &(bench_measurement_t){row, "ns", "one group", match_groups_p50,
+									     match_p50, 11, BENCH_RATIO_AT_MOST, 2});
+		}
 	}
 	snprintf(row, sizeof row, "%s/syscalls", name);
 	if (outcome == BENCH_DONE) {

@@ -12,7 +12,7 @@
 #define KVC_SEQ_RETRIES 64u
 #define KVC_CONTENDED   UINT32_MAX
 #define KVC_MAX_TRIES   128u /* lengths tried for groups that are not `full` */
-#define KVC_AHEAD       4u   /* blocks of a window prefetched */
+#define KVC_AHEAD       16u  /* blocks of a window prefetched */
 #define KVC_MEMO_BITS   7u
 #define KVC_MEMO        (1u << KVC_MEMO_BITS)
 #define KVC_MEMO_FULL   (KVC_MEMO - KVC_MEMO / 4u)
