@@ -36,9 +36,9 @@ static void add_disk(rig_t *rig)
 void rig_init(rig_t *rig, int disk)
 {
 	static const char *const usual[] = {
-		"--keeper=off",         "--http.listen=off",     "--cpu.size=8MiB",         "--cpu.slab_size=1MiB",
-		"--cpu.prefault=off",   "--cpu.huge_pages=off",  "--index.max_blocks=4096", "--spin=0us",
-		"--limits.silence=10s", "--handover.min_ttl=60s"};
+		"--keeper=off",         "--http.listen=off",      "--cpu.size=8MiB",         "--cpu.slab_size=1MiB",
+		"--cpu.prefault=off",   "--cpu.huge_pages=off",   "--index.max_blocks=4096", "--spin=0us",
+		"--limits.silence=10s", "--handover.min_ttl=60s", "--admission=all"}; /* pools so small thrash */
 
 	memset(rig, 0, sizeof *rig);
 	kv_test_dir_make(rig->dir, sizeof rig->dir);
