@@ -35,7 +35,8 @@ static void become_daemon(const rig_t *rig)
 	}
 	execl(rig->program, rig->program, run_dir, disk, silence, "--keeper=off", "--cpu.size=16MiB", "--cpu.ahead=0",
 	      "--cpu.slab_size=4MiB", "--cpu.prefault=off", "--nvme.size=64MiB", "--nvme.file_size=16MiB",
-	      "--index.max_blocks=16384", "--http.listen=off", "--handover.min_ttl=60s", (char *)NULL);
+	      "--index.max_blocks=16384", "--http.listen=off", "--handover.min_ttl=60s", "--admission=all",
+	      (char *)NULL);
 	_exit(127);
 }
 

@@ -251,7 +251,8 @@ static void damage(world_t *w, u_load_t *load, const kvc_lease_t *lease, uint32_
 {
 	const uint32_t r = u_roll(w, w->wr.rank_count);
 	const wr_rank_t *rank = &w->wr.rank[r];
-	const uint32_t layer = rank->paged.first_layer + u_roll(w, block->group ? w->split : rank->layers);
+	const uint32_t first = block->group ? rank->second.first_layer : rank->paged.first_layer;
+	const uint32_t layer = first + u_roll(w, block->group ? w->split : rank->layers);
 	const void *data;
 
 	if (kvc_lease_block(lease, i, &data, NULL) != KVC_OK) {
