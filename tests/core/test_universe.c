@@ -648,7 +648,7 @@ static void live(uint64_t seed, uint32_t steps)
 			     .seed = seed};
 	int restart = config.disk_slots > 0 && seed % 5 == 0;
 
-	uneven_ = seed % 8 > 4;
+	uneven_ = seed % 3 == 1;
 
 	if (seed % 2) { /* shares that are met all the time; in the others what is there is the limit */
 		const uint64_t shares[2][KVD_SHARES] = {{24 * 4096, 20 * 4096, config.max_blocks / 2},
