@@ -230,7 +230,8 @@ KV_TEST(p6_blocks_of_a_group_are_charged_their_own_size)
 	stage_end();
 }
 
-KV_TEST(p2_groups_with_blocks_of_other_sizes_are_found_after_a_restart)
+/* Four blocks in each of two groups, on disk, and another daemon. */
+static void restart_uneven(int uneven)
 {
 	fake_tier_t disk;
 
@@ -242,8 +243,13 @@ KV_TEST(p2_groups_with_blocks_of_other_sizes_are_found_after_a_restart)
 	universe_kill(&u_, &disk);
 	universe_init(&u_, &(u_config_t){.cpu_slots = 32, .disk_slots = 32}, &disk);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
-	u_.uneven = 1;
+	u_.uneven = uneven;
 	space_ = u_space(&u_, 0, "model");
+}
+
+KV_TEST(p2_groups_with_blocks_of_other_sizes_are_found_after_a_restart)
+{
+	restart_uneven(1);
 	for (uint32_t group = 0; group < 2; group++) {
 		u_.group = group;
 		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
@@ -254,6 +260,18 @@ KV_TEST(p2_groups_with_blocks_of_other_sizes_are_found_after_a_restart)
 	}
 	assert_int_equal(charge(0), 4 * 4096);
 	assert_int_equal(charge(1), 4 * 8192);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* One group's blocks have another size than those of that name on disk. */
+KV_TEST(p1_blocks_of_another_size_are_not_found)
+{
+	restart_uneven(0);
+	for (uint32_t group = 0; group < 2; group++) {
+		u_.group = group;
+		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
+	}
 	universe_check(&u_);
 	stage_end();
 }

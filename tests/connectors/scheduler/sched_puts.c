@@ -16,6 +16,9 @@ WRAP(kvc_status_t, kvc_put_start, kvc_space_t *space, const kvc_key_t *keys, uin
 	if (sr.refuse_device_puts && space == sr.scheduler->spaces[0].mems[KVX_OWN_MEM].space) {
 		return KVC_ERR_BUSY;
 	}
+	if (options) { /* else it is a test's own */
+		assert_ptr_equal(options->writers, sr.scheduler->writers + options->group * sr.scheduler->writer_count);
+	}
 	sr.yielding_puts += options && options->yields ? 1 : 0;
 	sr.optional_puts += options && options->optional ? 1 : 0;
 	status = __real_kvc_put_start(space, keys, from, to, options, p_put);
