@@ -374,6 +374,9 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     stages = pipeline.stages_of(vllm_config, kv_cache_config.kv_cache_groups, compat["regroup"])
     alike = len({group.spec.num_kv_heads for group in groups if not group.state}) == 1
     blocks = [_blocks(vllm_config, group, counts, alike) for group, counts in zip(groups, _layers(groups, stages))]
+    text = layout.text_of([one.block for one in blocks])
+    if len(text) > MAX_VALUE:
+        raise Declined(f"the blocks of {len(groups)} KV cache groups differ so much that the space's name is too long")
     whole = all(one.shape is not None for one in blocks)
     page_format = _page_format(vllm_config, groups, compat)
     if device == "cuda":
@@ -388,7 +391,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         "hash": hash_text,
         "hash_tokens": hash_tokens,
         "groups": ",".join(group.text() for group in groups),
-        "layout": layout.text_of([one.block for one in blocks]),
+        "layout": text,
         "page_format": page_format,
         "extra": _extra(vllm_config, stages, whole),
     }

@@ -210,6 +210,12 @@ class Configs(unittest.TestCase):
         with self.assertRaisesRegex(Declined, "may be a copy"):
             self.describe(self.gpu(2), single)
 
+    def test_groups_that_do_not_fit_into_a_name_are_declined(self) -> None:
+        window = gpu_spec(SlidingWindowSpec, sliding_window=512)
+        self.describe(self.gpu(), cache_config(*[(window, 4)] * 15, (gpu_spec(), 5)))  # two runs
+        with self.assertRaisesRegex(Declined, "name is too long"):
+            self.describe(self.gpu(), cache_config(*[(window, 4), (gpu_spec(), 5)] * 8))
+
     def test_layers_with_pages_of_several_sizes_are_several_groups_over_the_same_blocks(self) -> None:
         """As DeepSeek-V3.2: latent vectors, and the keys of an indexer, of fewer layers."""
         latent = gpu_spec(MLAAttentionSpec, block_size=64, num_kv_heads=1, head_size=576)
