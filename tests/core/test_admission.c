@@ -5,6 +5,7 @@
 
 #define POOL  100u
 #define CHAIN 10u
+#define LONG  70u
 #define LOST  (POOL - CHAIN) /* a pool's worth, while a document is being written */
 
 static u_put_t put_;
@@ -80,6 +81,22 @@ KV_TEST(p5_what_is_evicted_without_a_hit_is_no_longer_saved)
 	assert_int_equal(kv_ns_metric_get(&u_.metrics, 0, KV_NM_EVICTED_UNHIT), LOST);
 	/* What is there is there still. */
 	assert_int_equal(u_mirror_tiers(&u_, 0, &document(18)[CHAIN - 1]), KV_TIER_CPU);
+	end_stage();
+}
+
+/* A put of more blocks than an offer's window has: those of the put that makes the pool thrash were admitted before it did. */
+KV_TEST(p5_a_long_document_that_makes_a_pool_thrash_does_not_end_it)
+{
+	static kv_key_t keys[4][LONG];
+	uint32_t saved = 0;
+
+	stage_pool(1);
+	for (uint32_t d = 0; d < 4; d++) {
+		u_chain(NULL, 1000 + d, keys[d], LONG);
+		saved += u_put_optional(&u_, m_, &space_, keys[d], 0, LONG);
+	}
+	assert_int_equal(saved, 3 * LONG);
+	assert_true(thrashes());
 	end_stage();
 }
 

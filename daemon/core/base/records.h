@@ -40,6 +40,7 @@ static inline uint64_t kvd_sum_of_memories(const uint64_t bytes[KVD_MEMORIES], u
 /* Does the class's pool thrash, and what shows it (admission.h)? */
 typedef struct kvd_admission {
 	int thrashing;
+	uint64_t since;                       /* stamp of the request in which that changed */
 	uint32_t lost, lost_hit;              /* blocks that left the last tier, and of them were hit */
 	uint32_t offered, would_hit, refused; /* new blocks; those that a pool without admission would have */
 	uint32_t lap, next_lap;               /* offers in the running lap; the oldest of: */

@@ -92,9 +92,10 @@ static int has_room(const kvd_core_t *core, uint32_t slot_class, uint32_t blocks
 	return usage.free_slots >= blocks;
 }
 
-static void set_thrashing(kvd_admission_t *admission, int thrashing)
+static void set_thrashing(const kvd_core_t *core, kvd_admission_t *admission, int thrashing)
 {
 	admission->thrashing = thrashing;
+	admission->since = core->stamp;
 	admission->lost = admission->lost_hit = 0;
 	admission->offered = admission->would_hit = admission->refused = 0;
 }
@@ -133,9 +134,12 @@ void kvd_admission_add_offer(kvd_core_t *core, uint32_t slot_class, const kv_key
 	kvd_admission_t *admission = &core->classes[slot_class].admission;
 	uint64_t hash = kv_key_hash(key);
 
-	admission->offered++;
-	admission->refused += kind == KVD_GHOST_REFUSED;
-	admission->would_hit += ghost_age(core, hash) < age_of(core, admission->laps[admission->next_lap]);
+	/* The put whose evictions made the pool thrash had been admitted before: that none of it was refused says nothing. */
+	if (!admission->thrashing || admission->since != core->stamp) {
+		admission->offered++;
+		admission->refused += kind == KVD_GHOST_REFUSED;
+		admission->would_hit += ghost_age(core, hash) < age_of(core, admission->laps[admission->next_lap]);
+	}
 	count_lap(core, slot_class, admission);
 	set_ghost(core, hash, kind, core->stamp);
 	if (kind == KVD_GHOST_REFUSED) {
@@ -146,7 +150,7 @@ void kvd_admission_add_offer(kvd_core_t *core, uint32_t slot_class, const kv_key
 	}
 	if (admission->thrashing &&
 	    (admission->would_hit > admission->offered / HIT_ENOUGH || admission->refused == 0)) {
-		set_thrashing(admission, 0);
+		set_thrashing(core, admission, 0);
 	}
 	admission->offered = admission->would_hit = admission->refused = 0;
 }
@@ -167,7 +171,7 @@ void kvd_admission_add_lost(kvd_core_t *core, uint32_t slot_class, const kvd_blo
 		return;
 	}
 	if (!admission->thrashing && admission->lost_hit < admission->lost / HIT_FEW) {
-		set_thrashing(admission, kvd_admission_applies(core, slot_class));
+		set_thrashing(core, admission, kvd_admission_applies(core, slot_class));
 	}
 	admission->lost = admission->lost_hit = 0;
 }
