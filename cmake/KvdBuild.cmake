@@ -46,6 +46,7 @@ endif()
 # A program without a main() has that of tests/kv_main.c, which runs its tests.
 # Tests are named after what they defend, are cmocka programs or scripts' drivers, and skip with exit code 77 and a reason. TIMEOUT (60) is for a machine that
 # does nothing else, under the slowest sanitizer; one with load 30 takes 15 times as long, and a hang is no less a hang after that.
+# Those with the longest limit start first (COST): at the end of a run nothing waits for one of them.
 function(kvd_test)
 	cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS;ARGS" ${ARGN})
 	string(REPLACE "." "_" target "test_${T_NAME}")
@@ -57,7 +58,7 @@ function(kvd_test)
 		set(T_TIMEOUT 60)
 	endif()
 	math(EXPR T_TIMEOUT "15 * ${T_TIMEOUT}")
-	set_tests_properties(${T_NAME} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+	set_tests_properties(${T_NAME} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${T_TIMEOUT} COST ${T_TIMEOUT} LABELS "${T_LABELS}")
 endfunction()
 
 # kvd_fuzzer(NAME frame SOURCES x.c LIBS kv_common): libFuzzer program fuzz_<name>, corpus in tests/fuzz/corpus/<name>. Without KVD_FUZZ the
