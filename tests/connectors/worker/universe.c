@@ -468,10 +468,19 @@ static void check_ended(const world_t *w, const u_load_t *load, uint32_t r)
 	expect(load, r, load->excused || load->want == KVC_PENDING || loaded->status == load->want, "status");
 }
 
+/* Its step has computed with blocks that were not there. After a daemon's death it may be heard long after. */
+static void taint_step(world_t *w, const u_load_t *load)
+{
+	uint8_t *tainted = &w->tainted[load->step % HISTORY];
+
+	if (u_is_sync(load, load->step) && w->wr.step - load->step < HISTORY && !*tainted) {
+		*tainted = 1;
+	}
+}
+
 /* All ranks have answered: its blocks are the engine's, which computes again what has failed. */
 static void end_load(world_t *w, u_load_t *load)
 {
-	uint8_t *tainted = &w->tainted[load->step % HISTORY];
 
 	(void)kvc_poll(w->wr.kvc, 0);
 	for (uint32_t i = 0; i < 2; i++) { /* the daemon may have ended a lease */
@@ -486,8 +495,8 @@ static void end_load(world_t *w, u_load_t *load)
 		if (load->loaded[r].status == KVC_ERR_CORRUPT && !load->excused) {
 			await_report_of_corrupt_block(w);
 		}
-		if (!(load->flags & KVX_MSG_ASYNC) && load->loaded[r].status != KVC_OK && !*tainted) {
-			*tainted = 1;
+		if (load->loaded[r].status != KVC_OK) {
+			taint_step(w, load);
 		}
 		w->seen.failed += load->loaded[r].status != KVC_OK;
 	}
