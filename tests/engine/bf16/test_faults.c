@@ -27,6 +27,7 @@ static struct {
 	uint32_t patience_ms;       /* of the transport */
 	int end_fails;              /* of a step: the victim's sync, and nothing else */
 	int sync_fails;             /* now */
+	int late_fails;             /* a device that has waited in vain for a rank says that it has failed itself */
 	int together;               /* all ranks that live have sent a dispatch before one waits */
 	pthread_barrier_t have_sent;
 } w;
@@ -120,13 +121,15 @@ static void count_ep_close(kve_device_t *device)
 
 static kv_status_t fail_dispatch_recv(kve_device_t *device, uint64_t number, kvk_ep_rows_t *p_rows)
 {
-	const kv_status_t status = find_failure(device, KV_ERR_IO);
+	kv_status_t status = find_failure(device, KV_ERR_IO);
 
 	if (w.together && number == 1) {
 		(void)pthread_barrier_wait(&w.have_sent);
 	}
 
-	return status == KV_OK ? w.real->dispatch_recv(device, number, p_rows) : status;
+	status = status == KV_OK ? w.real->dispatch_recv(device, number, p_rows) : status;
+
+	return w.late_fails && status == KV_ERR_TIMEOUT ? KV_ERR_IO : status;
 }
 
 /* That of a pass alone fails: others ask for ranks and bytes, and are told what is known. */
@@ -199,7 +202,7 @@ static int set_up(void **state)
 
 	(void)state;
 	w.live = 0;
-	w.together = w.end_fails = w.sync_fails = 0;
+	w.together = w.end_fails = w.sync_fails = w.late_fails = 0;
 	w.patience_ms = 1;
 	model = shape;
 	model.layers = 2;
@@ -482,6 +485,18 @@ KV_TEST(p5_a_rank_that_stops_amid_a_step_is_named_by_all_others)
 		(void)pthread_barrier_destroy(&w.have_sent);
 		close_devices(devices);
 	}
+}
+
+KV_TEST(p5_a_lost_rank_is_named_although_the_device_that_missed_it_fails)
+{
+	kve_devices_t *devices = open_devices(MOST, 0, 0);
+
+	w.together = 1;
+	w.late_fails = 1;
+	assert_int_equal(pthread_barrier_init(&w.have_sent, NULL, MOST - 1), 0);
+	lose_rank(devices, 2);
+	(void)pthread_barrier_destroy(&w.have_sent);
+	close_devices(devices);
 }
 
 /* When all have sent what it takes part in: the others would wait for it at the next step. */
