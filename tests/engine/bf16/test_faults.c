@@ -461,14 +461,15 @@ static void destroy_ranks(kve_group_t *group, uint32_t ranks, driver_t *drivers)
 	kve_group_destroy(group);
 }
 
-/* All that live have sent before one of them waits: no load of the machine makes another rank late. */
+/* All that live have sent before one of them waits: no load of the machine makes another rank late. The lost one may hear
+ * of its loss before it comes back from the agreement. */
 static void lose_rank(kve_devices_t *devices, uint32_t lost)
 {
 	driver_t drivers[MOST];
 	kve_group_t *group = take_steps(devices, MOST, lost, drivers);
 
 	for (uint32_t r = 0; r < MOST; r++) {
-		assert_int_equal(drivers[r].status, r == lost ? KV_OK : KV_ERR_TIMEOUT);
+		assert_true(drivers[r].status == KV_ERR_TIMEOUT || (r == lost && drivers[r].status == KV_OK));
 		assert_int_equal(kve_rank_lost(drivers[r].rank), 1u << lost);
 	}
 	destroy_ranks(group, MOST, drivers);
