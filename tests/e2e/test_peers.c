@@ -342,6 +342,24 @@ KV_TEST(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown)
 	end_net(0, SIGSTOP);
 }
 
+/* As when a container is paused: the daemon wakes up first, and its net process has said nothing for as long. */
+KV_TEST(p6_a_net_process_paused_with_its_daemon_is_not_silent, setup, teardown)
+{
+	const pid_t net = peers_net(&net_, 0), daemon = rig_daemon(&net_.rig[0]);
+
+	assert_true(net > 0 && daemon > 0);
+	put(0, BLOCKS);
+	kill(net, SIGSTOP);
+	kill(daemon, SIGSTOP);
+	sleep(11); /* a net process that runs and is silent for 10 s is killed */
+	kill(daemon, SIGCONT);
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_net_restarts_total", 0));
+	kill(net, SIGCONT);
+	check_again(NULL);
+	assert_int_equal(peers_net(&net_, 0), net);
+	peers_check_quiet(&net_);
+}
+
 /* A FETCH that the net process here has not looked at when the link or the process ends. */
 static kvc_status_t end_before_begin(uint32_t killed)
 {

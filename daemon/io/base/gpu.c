@@ -5,6 +5,7 @@
 #include "base/held.h"
 #include "base/helper.h"
 #include "io/base/poller.h"
+#include "io/base/silence.h"
 #include "base/keeper_socket.h"
 
 #include "kvs/pool.h"
@@ -57,7 +58,8 @@ typedef struct kvd_gpu_host {
 	int program_fd;       /* -1: could not be opened */
 	pid_t pid;            /* 0: none; else not yet reaped */
 	gpu_device_t *device; /* that it runs for; NULL: the list */
-	uint64_t heard_ns, look_ns;
+	uint64_t look_ns;
+	kvd_silence_t silence; /* of the program */
 	uint64_t slab_bytes;
 	uint32_t slabs; /* of a device */
 	int must_list;  /* the devices are not known yet */
@@ -350,7 +352,7 @@ static int take_message(kvd_host_t *host, uint32_t events)
 		end_program(host, KV_ERR_IO, "the GPU program has ended and has not said why");
 		return 0;
 	}
-	host->gpu->heard_ns = kv_now_ns(host->env);
+	kvd_silence_end(&host->gpu->silence, kv_now_ns(host->env));
 	if (fd_count == UINT32_MAX) {
 		end_program(host, KV_ERR_LIMIT,
 			    "a descriptor of memory could not be received: no descriptors are left");
@@ -412,7 +414,7 @@ static kv_status_t start_program(kvd_host_t *host, char *why, size_t cap)
 		kill(gpu->pid, SIGKILL);
 		return KV_ERR_LIMIT;
 	}
-	gpu->heard_ns = kv_now_ns(host->env);
+	kvd_silence_end(&gpu->silence, kv_now_ns(host->env));
 
 	return KV_OK;
 }
@@ -469,7 +471,7 @@ void kvd_gpu_step(kvd_host_t *host, uint64_t now)
 	}
 	gpu->look_ns = now + LOOK_NS;
 	if (gpu->source.fd >= 0) {
-		if (now > gpu->heard_ns && now - gpu->heard_ns > SILENCE_NS) {
+		if (kvd_silence_look(&gpu->silence, now) > SILENCE_NS) {
 			end_program(host, KV_ERR_TIMEOUT, "the GPU program was silent and is killed: the driver hangs");
 		}
 		return;

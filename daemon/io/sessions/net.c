@@ -4,6 +4,7 @@
 #include "base/helper.h"
 #include "io/members/member_table.h"
 #include "io/base/poller.h"
+#include "io/base/silence.h"
 #include "kv/map.h"
 #include "kv/sock.h"
 #include "net/wire.h"
@@ -37,7 +38,8 @@ typedef struct kvd_net_host {
 	kvd_source_t source; /* our end of the pair; fd -1: no process */
 	int program_fd;
 	pid_t pid; /* 0: none; else not yet reaped */
-	uint64_t born_ns, heard_ns;
+	uint64_t born_ns;
+	kvd_silence_t silence;
 	uint64_t due_ns; /* no process: when to start the next one */
 	uint32_t failures;
 	uint32_t starts;
@@ -117,7 +119,7 @@ static void take_state(kvd_host_t *host, const kvd_net_state_t *fresh)
 	kv_metric_add(&host->metrics, KV_M_PEER_BAD_LINKS, fresh->refused_links - net->state.refused_links);
 	kv_metric_add(&host->metrics, KV_M_PEER_OLD, fresh->refused_old - net->state.refused_old);
 	net->state = *fresh;
-	net->heard_ns = kv_now_ns(host->env);
+	kvd_silence_end(&net->silence, kv_now_ns(host->env));
 }
 
 /* One message, or none. */
@@ -203,7 +205,8 @@ static kv_status_t start_process(kvd_host_t *host)
 		kill(net->pid, SIGKILL);
 		return KV_ERR_LIMIT;
 	}
-	net->born_ns = net->heard_ns = kv_now_ns(host->env);
+	net->born_ns = kv_now_ns(host->env);
+	kvd_silence_end(&net->silence, net->born_ns);
 	if (net->starts++ > 0) {
 		kv_metric_add(&host->metrics, KV_M_NET_RESTARTS, 1);
 	}
@@ -251,7 +254,7 @@ void kvd_net_step(kvd_host_t *host, uint64_t now)
 		if (net->must_reload) {
 			send_config(net);
 		}
-		if (now > net->heard_ns && now - net->heard_ns > SILENCE_NS) {
+		if (kvd_silence_look(&net->silence, now) > SILENCE_NS) {
 			end_process(host, "is silent and is killed", 1);
 		}
 		return;

@@ -1,7 +1,7 @@
 /* daemon/io/sessions/net.h -- the daemon's end of its net process (kvd-net): started, watched, given orders, and never
  * waited for.
  *
- *   OFF --started--> RUNNING --it ends, or reports nothing for KVD_NET_SILENCE_NS--> OFF, with a pause that grows
+ *   OFF --started--> RUNNING --it ends, or reports nothing for 10 s--> OFF, with a pause that grows
  *
  * While it is off peers are a miss: FETCH answers UNREACHABLE. What it does here it does as a member of the namespaces,
  * like any engine, so its end gives everything back (decision 046).
