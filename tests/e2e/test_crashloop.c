@@ -508,7 +508,11 @@ KV_TEST(p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged)
 
 	begin_torn(l, &user, keys);
 	fault_disk_arm(&l->disk, FAULT_WRITE, FAULT_SLOTS, EIO, 0, UINT32_MAX);
-	assert_int_not_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK);
+	while (atomic_load(&l->disk.control->injected) == 0) { /* while the disk is not there yet, nothing is written */
+		assert_int_not_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK);
+		assert_true(rig_now_ms() < deadline);
+		usleep(10000);
+	}
 	user_leave(&user);
 	rig_crash(&l->rig);
 	lose_database(l);
