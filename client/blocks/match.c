@@ -4,15 +4,17 @@
  * is a cache miss; three positions are read in a round, all prefetched before the first is read, so that a search of
  * 8,192 keys takes seven rounds of one miss instead of thirteen. Blocks of other groups come and go one by one: from
  * the full groups' answer downwards, lengths are tried until every group has what it needs there. A missing block rules
- * out every length that needs it, so each block is looked at about once.
+ * out every length that needs it. A window's first block is looked at first: its absence rules out as many lengths as
+ * the window has blocks. Each block is looked at about once.
  */
 #include "impl.h"
 
 #define KVC_PROBES      3u /* positions a round: the range shrinks to a quarter */
 #define KVC_SEQ_RETRIES 64u
-#define KVC_CONTENDED   UINT32_MAX
-#define KVC_MAX_TRIES   128u /* lengths tried for groups that are not `full` */
-#define KVC_AHEAD       16u  /* blocks of a window prefetched */
+#define KVC_CONTENDED   0x100u /* no bit of a tier */
+#define KVC_MAX_TRIES   128u   /* lengths tried for groups that are not `full` */
+#define KVC_AHEAD       16u    /* blocks prefetched before they are looked at */
+#define KVC_MOST_AHEAD  64u    /* of each group while the search goes on */
 #define KVC_MEMO_BITS   7u
 #define KVC_MEMO        (1u << KVC_MEMO_BITS)
 #define KVC_MEMO_FULL   (KVC_MEMO - KVC_MEMO / 4u)
@@ -26,6 +28,12 @@ typedef struct kvc_words {
 	_Atomic uint32_t entry[KV_MIRROR_WAYS][KVC_ENTRY_WORDS];
 } kvc_words_t;
 _Static_assert(sizeof(kvc_words_t) == sizeof(kv_mirror_bucket_t), "a bucket is sixteen words");
+
+/* Acquire: a look at the sequence that follows in the program stays behind the looks at entries. */
+static inline uint32_t load_word(const _Atomic uint32_t *word)
+{
+	return atomic_load_explicit(word, memory_order_acquire);
+}
 
 /* Bytes of an entry's last word: group, tiers, overflow (little-endian). */
 static inline uint32_t word_group(uint32_t word)
@@ -59,6 +67,9 @@ typedef struct kvc_search {
 	const kv_key_t *keys; /* NULL: made by the memo */
 	kvc_memo_t *memo;
 	uint32_t group, units; /* of the group being looked at */
+	/* Its groups that are not `full` are prefetched as soon as few lengths are left; NULL: it has none, or they
+	 * have been. */
+	const kvc_space_t *ahead;
 	kvc_range_t any, cpu;
 	uint32_t unreadable;    /* tiers in which being there is no hit now */
 	uint32_t unreadable_at; /* smallest length in units whose last block is in no others; UINT32_MAX: none */
@@ -159,7 +170,7 @@ static uint32_t key_find(kvc_search_t *search, const kv_key_t *key)
 	return 0;
 }
 
-static void prefetch(const kvc_search_t *search, uint32_t position)
+static inline void prefetch(const kvc_search_t *search, uint32_t position)
 {
 	uint64_t home = kv_key_hash(key_at(search, position)) & search->map->bucket_mask;
 
@@ -177,7 +188,7 @@ static void narrow_range(kvc_range_t *range, uint32_t position, int there)
 }
 
 /* Tiers of block `position` (1-based) that can be read, or CONTENDED. */
-static uint32_t read_tiers(kvc_search_t *search, uint32_t position)
+static inline uint32_t read_tiers(kvc_search_t *search, uint32_t position)
 {
 	uint32_t tiers = key_find(search, key_at(search, position)), at = position * search->units;
 
@@ -215,6 +226,27 @@ static int probe_block(kvc_search_t *search, uint32_t position)
 	return 1;
 }
 
+/* Few lengths are left, n units the longest. What n needs of the groups that are not `full` comes into the cache while
+ * the search goes on: nearly all of it is what the answer needs. */
+static void prefetch_unchained(kvc_search_t *search, uint32_t n)
+{
+	const kvc_space_t *space = search->ahead;
+	const uint32_t units = search->units;
+
+	for (uint32_t i = 0; i < space->group_count; i++) {
+		const kvc_group_t *group = &space->groups[i];
+		const kvc_blocks_t need = kvc_group_blocks(space, group, n - n % space->granule);
+
+		search->units = group->units;
+		for (uint32_t k = 0; group->rule != KV_RULE_FULL && k < KVC_MOST_AHEAD && k < need.end - need.first;
+		     k++) {
+			prefetch(search, need.first + 1u + k);
+		}
+	}
+	search->units = units;
+	search->ahead = NULL;
+}
+
 /* Until hi == lo + 1: blocks [0, lo) are there and block hi (1-based) is not. */
 static void converge(kvc_search_t *search, kvc_range_t *range)
 {
@@ -226,6 +258,9 @@ static void converge(kvc_search_t *search, kvc_range_t *range)
 		uint32_t at[KVC_PROBES] = {0};
 		int known = 0;
 
+		if (search->ahead && gap <= KVC_AHEAD) {
+			prefetch_unchained(search, (lo + gap) * search->units);
+		}
 		for (uint32_t i = 0; i < count; i++) {
 			at[i] = lo + 1u + (uint32_t)((uint64_t)gap * (i + 1u) / (count + 1u));
 			at[i] = at[i] > lo + gap ? lo + gap : at[i];
@@ -290,81 +325,144 @@ static void search_full(kvc_search_t *search, uint32_t n)
 
 /* ---- groups of unchained blocks --------------------------------------------------------- */
 
-/* Blocks (lo, hi] of a group known to be there (1-based), growing downwards. */
-typedef struct kvc_runs {
-	kvc_range_t any, cpu;
-} kvc_runs_t;
-
-static void run_add(kvc_range_t *run, uint32_t position)
+/* Tiers of `key` in this bucket; 0: it is not there, or key_find() must tell. The way differs from block to block, and
+ * a wrongly predicted branch on it costs more than a look at all ways: there is no such branch. Two keys with one first
+ * word, and a bucket that is being written, are left to key_find(). */
+static inline uint32_t quick_find(const kvc_words_t *bucket, const kv_key_t *key, uint32_t group)
 {
-	if (run->hi == 0 || run->lo != position) {
-		*run = (kvc_range_t){position, position};
+	const uint32_t seq = load_word(&bucket->seq);
+	const _Atomic uint32_t *entry = bucket->entry[0];
+	uint32_t words[4], last, differs;
+
+	memcpy(words, key->b, sizeof words);
+	for (uint32_t i = 1; i < KV_MIRROR_WAYS; i++) {
+		const _Atomic uint32_t *other = bucket->entry[i];
+
+		differs = (load_word(&other[0]) ^ words[0]) | word_group(load_word(&other[4]) ^ group);
+		entry = differs ? entry : other;
 	}
-	run->lo = position - 1u;
+	last = load_word(&entry[4]);
+	differs = (load_word(&entry[0]) ^ words[0]) | (load_word(&entry[1]) ^ words[1]) |
+		  (load_word(&entry[2]) ^ words[2]) | (load_word(&entry[3]) ^ words[3]) | word_group(last ^ group);
+	differs |= seq & 1u;
+	differs |= atomic_load_explicit(&bucket->seq, memory_order_relaxed) ^ seq;
+
+	return differs ? 0 : word_tiers(last);
+}
+
+/* What has been seen of a group: blocks lo + 1 to hi are there in the tiers asked for, and those up to hi_cpu in the
+ * CPU tier (1-based). lo == hi: nothing. */
+typedef struct kvc_seen {
+	uint32_t lo, hi, hi_cpu;
+} kvc_seen_t;
+
+/* The first block from `position` to `last` that is not there in the tiers; last + 1: all are. *p_not_cpu, if it is 0,
+ * becomes the first that is not in the CPU tier. */
+static uint32_t find_blocks(kvc_search_t *search, uint32_t position, uint32_t last, uint32_t tiers, uint32_t *p_not_cpu)
+{
+	const kvc_words_t *buckets = (const kvc_words_t *)search->map->buckets;
+	const uint64_t mask = search->map->bucket_mask;
+	const uint32_t group = search->group, readable = ~search->unreadable, first = position;
+	uint32_t ahead = position, not_cpu = *p_not_cpu, probes = 0;
+
+	for (; position <= last; position++) {
+		uint32_t there = 0;
+
+		/* The first is often missing, and then nothing after it is looked at. */
+		if (position > first) {
+			const kv_key_t *key = key_at(search, position);
+			const uint64_t home = kv_key_hash(key);
+
+			there = quick_find(&buckets[home & mask], key, group) & readable;
+			probes++;
+			if ((there & tiers) == 0) {
+				there = quick_find(&buckets[(home + 1u) & mask], key, group) & readable;
+				probes++;
+			}
+		}
+		if ((there & tiers) == 0) {
+			there = read_tiers(search, position);
+		}
+		if (there == KVC_CONTENDED) {
+			end_at_contended(search, position);
+		}
+		if ((there & tiers) == 0) {
+			break;
+		}
+		if ((there & KV_TIER_CPU) == 0 && not_cpu == 0) {
+			not_cpu = position;
+		}
+		while (ahead < last && ahead < position + KVC_AHEAD) {
+			prefetch(search, ++ahead);
+		}
+	}
+	search->probes += probes;
+	*p_not_cpu = not_cpu;
+
+	return position;
 }
 
 /* n when the group has all it needs in the tiers for n units, else the largest smaller length it may. */
-static uint32_t fit_group(kvc_search_t *search, const kvc_space_t *space, const kvc_group_t *group, kvc_runs_t *runs,
+static uint32_t fit_group(kvc_search_t *search, const kvc_space_t *space, const kvc_group_t *group, kvc_seen_t *seen,
 			  uint32_t n, uint32_t tiers)
 {
-	const kvc_range_t *known = tiers == KVC_ALL_TIERS ? &runs->any : &runs->cpu;
-	kvc_blocks_t need = kvc_group_blocks(space, group, n);
-	uint32_t position = need.end;
+	const kvc_blocks_t need = kvc_group_blocks(space, group, n);
+	const int joins = seen->lo < seen->hi && seen->lo <= need.end;
+	uint32_t not_cpu = 0, position;
 
 	search->group = group->number;
 	search->units = group->units;
-	for (uint32_t i = 0; i < KVC_AHEAD && i < need.end - need.first; i++) {
-		prefetch(search, need.end - i);
+	/* What has been seen is not looked at again. */
+	position = find_blocks(search, need.first + 1u, joins ? seen->lo : need.end, tiers, &not_cpu);
+	if (joins && position > seen->lo) {
+		not_cpu = not_cpu == 0 && seen->hi_cpu < seen->hi ? seen->hi_cpu + 1u : not_cpu;
+		position = find_blocks(search, seen->hi + 1u, need.end, tiers, &not_cpu);
 	}
-	while (position > need.first) {
-		uint32_t there;
+	*seen = (kvc_seen_t){need.first, position - 1u, not_cpu ? not_cpu - 1u : position - 1u};
+	if (position <= need.end) {
+		/* No length from here up to n does without this block. */
+		const uint32_t below = (position - 1u) * group->units;
 
-		if (position > known->lo && position <= known->hi) {
-			position = known->lo;
-			continue;
-		}
-		if (position > need.first + KVC_AHEAD) {
-			prefetch(search, position - KVC_AHEAD);
-		}
-		there = read_tiers(search, position);
-		if (there == KVC_CONTENDED) {
-			end_at_contended(search, position);
-			there = 0;
-		}
-		if (there) {
-			run_add(&runs->any, position);
-		}
-		if (there & KV_TIER_CPU) {
-			run_add(&runs->cpu, position);
-		}
-		if ((there & tiers) == 0) {
-			/* No length from here up to n does without this block. */
-			uint32_t below = (position - 1u) * group->units;
+		return below - below % space->granule;
+	}
 
-			return below - below % space->granule;
+	return n;
+}
+
+/* n when every group that is not `full` has what it needs, else the largest smaller length that one of them may have.
+ */
+static uint32_t fit_each(kvc_search_t *search, const kvc_space_t *space, kvc_seen_t *seen, uint32_t n, uint32_t tiers)
+{
+	/* A state costs one look, a window one for each of its blocks. */
+	static const kv_group_rule_t order[] = {KV_RULE_STATE, KV_RULE_WINDOW};
+
+	for (uint32_t k = 0; k < KV_COUNT_OF(order); k++) {
+		for (uint32_t i = 0; i < space->group_count; i++) {
+			uint32_t fits = n;
+
+			if (space->groups[i].rule == order[k]) {
+				fits = fit_group(search, space, &space->groups[i], &seen[i], n, tiers);
+			}
+			if (fits < n) {
+				return fits;
+			}
 		}
-		position--;
 	}
 
 	return n;
 }
 
 /* The largest length up to n at which every group that is not `full` has what it needs in the tiers. */
-static uint32_t fit_unchained_groups(kvc_search_t *search, const kvc_space_t *space, kvc_runs_t *runs, uint32_t n,
+static uint32_t fit_unchained_groups(kvc_search_t *search, const kvc_space_t *space, kvc_seen_t *seen, uint32_t n,
 				     uint32_t tiers)
 {
 	for (uint32_t tries = 0; n && tries < KVC_MAX_TRIES; tries++) {
-		uint32_t next = n;
+		const uint32_t fits = fit_each(search, space, seen, n, tiers);
 
-		for (uint32_t i = 0; i < space->group_count && next == n; i++) {
-			if (space->groups[i].rule != KV_RULE_FULL) {
-				next = fit_group(search, space, &space->groups[i], &runs[i], n, tiers);
-			}
-		}
-		if (next == n) {
+		if (fits == n) {
 			return n;
 		}
-		n = next;
+		n = fits;
 	}
 
 	return 0;
@@ -383,6 +481,11 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 	uint32_t asked = n - n % space->granule, all = asked, cpu = asked;
 	int others = 0;
 
+	for (uint32_t i = 0; i < space->group_count; i++) {
+		others |= space->groups[i].rule != KV_RULE_FULL;
+	}
+	search->ahead = others ? space : NULL;
+
 	search->contended_at = search->unreadable_at = UINT32_MAX;
 	search->unreadable = KV_TIER_UNREADABLE |
 			     (uint32_t)atomic_load_explicit(&search->map->mirror->unreadable, memory_order_relaxed);
@@ -391,7 +494,6 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 		uint32_t there, there_cpu;
 
 		if (group->rule != KV_RULE_FULL) {
-			others = 1;
 			continue;
 		}
 		search->group = group->number;
@@ -403,10 +505,13 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 		cpu = there_cpu < cpu ? there_cpu - there_cpu % space->granule : cpu;
 	}
 	if (others && all) {
-		kvc_runs_t runs[KV_MAX_GROUPS] = {0};
+		kvc_seen_t seen[KV_MAX_GROUPS] = {0};
 
-		all = fit_unchained_groups(search, space, runs, all, KVC_ALL_TIERS);
-		cpu = fit_unchained_groups(search, space, runs, cpu < all ? cpu : all, KV_TIER_CPU);
+		all = fit_unchained_groups(search, space, seen, all, KVC_ALL_TIERS);
+		for (uint32_t i = 0; i < space->group_count; i++) {
+			seen[i].hi = seen[i].hi_cpu; /* from now on only the CPU tier counts */
+		}
+		cpu = fit_unchained_groups(search, space, seen, cpu < all ? cpu : all, KV_TIER_CPU);
 	}
 
 	match->n = all;

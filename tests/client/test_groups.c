@@ -291,6 +291,122 @@ KV_TEST(a_long_window_is_looked_at_once)
 	world_free(world);
 }
 
+/* A stored prompt that a request shares the beginning with: its window lies beyond, that of an earlier one before. */
+KV_TEST(a_missing_block_rules_out_as_many_lengths_as_its_window_has_blocks)
+{
+	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
+				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 64 * TOKENS}};
+	world_t *world = world_make(groups, 2);
+	kvc_match_t m;
+
+	for (uint32_t i = 0; i < 8000; i++) {
+		set(world, 0, i, KV_TIER_CPU);
+		if (i >= 2000 - 64 && i < 2000) {
+			set(world, 1, i, KV_TIER_CPU);
+		}
+	}
+	m = match_lazy(world, 8000);
+	assert_int_equal(m.n, 2000);
+	assert_int_equal(m.n_cpu, 2000);
+	assert_in_range(m.probes, 64 + (8000 - 2000) / 64, 64 + (8000 - 2000) / 64 + 40);
+	world_free(world);
+}
+
+/* A state costs one look, and tells where a window has to be. */
+KV_TEST(windows_are_looked_at_where_there_is_a_state)
+{
+	const kv_group_t groups[GROUPS] = {{.id = 0, .block_tokens = TOKENS},
+					   {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 1024},
+					   {.id = 2, .rule = KV_RULE_STATE, .block_tokens = TOKENS}};
+	world_t *world = world_make(groups, GROUPS);
+	kvc_match_t m;
+
+	for (uint32_t i = 0; i < 1000; i++) {
+		set(world, 0, i, KV_TIER_CPU);
+		set(world, 1, i, i < 850 ? KV_TIER_CPU : KV_TIER_DISK);
+	}
+	set(world, 2, 899, KV_TIER_CPU);
+	set(world, 2, 849, KV_TIER_CPU);
+	m = match_lazy(world, 1000);
+	assert_int_equal(m.n, 900);
+	assert_int_equal(m.n_cpu, 850);
+	/* The last block; 101 states and a window; a block on disk, the next state, the window's others. */
+	assert_in_range(m.probes, 1 + 101 + 64 + 2 + 50, 1 + 101 + 64 + 2 + 50 + 10);
+	world_free(world);
+}
+
+#define ALIKE 12u
+
+/* Keys that begin alike lie in one bucket and the next ones, in any way of them. */
+KV_TEST(p1_blocks_of_a_window_whose_keys_begin_alike_are_told_apart)
+{
+	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
+				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4 * TOKENS}};
+	world_t *world = world_make(groups, 2);
+	uint32_t hits = 0;
+
+	for (uint32_t i = 0; i < ALIKE; i++) {
+		memcpy(world->bed.keys[i].b, world->bed.keys[i / 6 * 6].b, i % 2 ? 12 : 8);
+		set(world, 0, i, KV_TIER_CPU);
+	}
+	for (uint32_t step = 0; step < 2000; step++) {
+		const uint32_t n = 1 + pick(world, ALIKE);
+		kvc_match_t m;
+
+		set(world, 1, pick(world, ALIKE), pick(world, 8) ? KV_TIER_CPU : 0);
+		m = match_lazy(world, n);
+		assert_int_equal(m.n, longest(world, n, 0xff));
+		hits += m.n > 0;
+	}
+	assert_in_range(hits, 200, 2000);
+	world_free(world);
+}
+
+KV_TEST(p5_a_bucket_locked_for_ever_costs_the_lengths_whose_window_has_its_block)
+{
+	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
+				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4 * TOKENS}};
+	world_t *world = world_make(groups, 2);
+	kvc_match_t m;
+
+	for (uint32_t i = 0; i < 8; i++) {
+		set(world, 0, i, KV_TIER_CPU);
+		set(world, 1, i, KV_TIER_CPU);
+	}
+	assert_int_equal(match_lazy(world, 8).n, 8);
+	for (uint32_t i = 4; i < 7; i++) {
+		bed_lock(&world->bed, i, 1);
+		m = match_lazy(world, 8);
+		assert_int_equal(m.n, i);
+		assert_int_equal(m.n_cpu, i);
+		assert_int_equal(m.why, KV_WHY_CONTENDED);
+		bed_lock(&world->bed, i, 0);
+	}
+	world_free(world);
+}
+
+KV_TEST(p3_a_window_in_a_tier_that_cannot_be_read_is_no_hit)
+{
+	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
+				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4 * TOKENS}};
+	world_t *world = world_make(groups, 2);
+	kvc_match_t m;
+
+	for (uint32_t i = 0; i < 8; i++) {
+		set(world, 0, i, KV_TIER_CPU);
+		set(world, 1, i, i == 6 ? KV_TIER_DISK : KV_TIER_CPU);
+	}
+	kvd_mirror_set_unreadable(&world->bed.mirror, KV_TIER_DISK);
+	m = match_lazy(world, 8);
+	assert_int_equal(m.n, 6);
+	assert_int_equal(m.why, KV_WHY_UNREADABLE);
+	kvd_mirror_set_unreadable(&world->bed.mirror, 0);
+	m = match_lazy(world, 8);
+	assert_int_equal(m.n, 8);
+	assert_int_equal(m.n_cpu, 6);
+	world_free(world);
+}
+
 KV_TEST(p5_a_bucket_locked_for_ever_is_a_miss_of_its_group)
 {
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},

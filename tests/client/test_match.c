@@ -69,6 +69,28 @@ BED_TEST(p1_only_the_whole_key_of_this_group_counts, 64)
 	assert_int_equal(match(&bed_, 1).n_cpu, 0);
 }
 
+/* Keys that begin alike lie in one bucket; each may be in any way of it, and gone. */
+BED_TEST(p1_keys_with_the_same_first_words_are_told_apart, 64)
+{
+	uint8_t there[6] = {0};
+
+	for (uint32_t i = 1; i < 6; i++) {
+		memcpy(bed_.keys[i].b, bed_.keys[0].b, i % 2 ? 12 : 8);
+	}
+	for (uint32_t step = 0; step < 2000; step++) {
+		const uint32_t i = (uint32_t)kv_test_below(&bed_.t.rng, 6);
+
+		there[i] ^= 1;
+		bed_set(&bed_, i, there[i]);
+		for (uint32_t k = 0; k < 6; k++) {
+			kvc_match_t m = {.struct_size = sizeof m};
+
+			kvc_match(&bed_.space, (const kvc_key_t *)(const void *)&bed_.keys[k], 1, &m);
+			assert_int_equal(m.n, there[k]);
+		}
+	}
+}
+
 /* Nearly full buckets: entries lie far from home, around the end of the table, and others go in between. */
 BED_TEST(p3_crowded_buckets_hide_nothing, 64)
 {
