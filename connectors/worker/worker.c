@@ -155,6 +155,7 @@ static void copy_group(kvx_worker_t *worker, const kvx_worker_config_t *config, 
 	kvx_wgroup_t *group = &worker->groups[i];
 	const kvk_paged_t *paged = config->groups[i].paged;
 	void **base = kvx_worker_alloc(worker, paged->layers, sizeof *base);
+	uint32_t batch;
 
 	group->group = config->groups[i].group;
 	group->index = i;
@@ -173,6 +174,10 @@ static void copy_group(kvx_worker_t *worker, const kvx_worker_config_t *config, 
 		group->saved.base = base + (group->saved.first_layer - paged->first_layer);
 	}
 	group->paged.base = base;
+	batch = group->geometry.block_bytes ? KVX_WORKER_BATCH / group->geometry.block_bytes : 0;
+	batch = batch < 1 ? 1 : batch;
+	group->batch = batch > KVX_WORKER_MOVES ? KVX_WORKER_MOVES : batch;
+	worker->batch = worker->batch < group->batch ? group->batch : worker->batch;
 	worker->words = worker->words < group->words ? group->words : worker->words;
 	if (worker->block_bytes < group->geometry.block_bytes) {
 		worker->block_bytes = group->geometry.block_bytes;
@@ -216,7 +221,6 @@ static kvc_status_t apply_config(kvx_worker_t *worker, const kvx_worker_config_t
 {
 	const uint32_t cpus = kvx_cpus_count(&worker->cpus);
 	const uint32_t chosen = cpus > THREADS_MAX ? THREADS_MAX : cpus;
-	uint32_t batch;
 	kvc_status_t status;
 
 	worker->threads = config->threads ? config->threads : chosen;
@@ -228,9 +232,6 @@ static kvc_status_t apply_config(kvx_worker_t *worker, const kvx_worker_config_t
 
 	status = copy_identity(worker, config);
 	copy_groups(worker, config);
-	batch = worker->block_bytes ? KVX_WORKER_BATCH / worker->block_bytes : 0;
-	batch = batch < 1 ? 1 : batch;
-	worker->batch = batch > KVX_WORKER_MOVES ? KVX_WORKER_MOVES : batch;
 	make_tables(worker);
 
 	return worker->no_memory ? KVC_ERR_NOMEM : status;

@@ -68,6 +68,7 @@ typedef struct kvx_wgroup {
 	uint64_t block_bytes; /* in the cache, of this rank's heads and layers */
 	uint64_t saved_bytes; /* of it, those that this rank saves */
 	uint32_t words;       /* leaves of this rank's heads and layers */
+	uint32_t batch;       /* blocks that a CPU copies at once */
 } kvx_wgroup_t;
 
 /* Memory that is freed with the worker. */
@@ -79,7 +80,7 @@ typedef struct kvx_owned {
 /* Buffers for one batch; each copying thread has one. */
 typedef struct kvx_scratch {
 	kvk_move_t moves[KVX_WORKER_MOVES];
-	uint64_t *leaves; /* [batch][words] */
+	uint64_t *leaves; /* [batch][words] of the worker */
 } kvx_scratch_t;
 
 /* A space of a number, in one mem; the transfer thread's. */
@@ -145,7 +146,7 @@ struct kvx_worker {
 	uint32_t max_blocks;
 	uint32_t words;       /* leaves of this rank, of the group that has most */
 	uint32_t block_bytes; /* in the pool, of the group that has most */
-	uint32_t batch;       /* blocks taken at once */
+	uint32_t batch;       /* of the group that has most */
 	uint32_t threads;
 	kvx_cpus_t cpus; /* that the threads may use */
 	int prefault;

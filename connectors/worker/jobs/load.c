@@ -222,16 +222,31 @@ static void copy_batch(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvx_scra
 	kvx_wbatch_complete(worker, batch, status, NULL, status == KVC_ERR_CORRUPT ? bad + 1 : moves);
 }
 
+kvx_wpart_t *kvx_wload_find_part(kvx_wload_t *load)
+{
+	kvx_wpart_t *found = NULL;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_wpart_t *part = &load->part[p];
+
+		if (atomic_load(&part->next) < atomic_load(&part->limit) &&
+		    (!found || found->group->block_bytes < part->group->block_bytes)) {
+			found = part;
+		}
+	}
+
+	return found;
+}
+
 uint32_t kvx_wload_copy(kvx_worker_t *worker, kvx_wload_t *load, kvx_scratch_t *scratch)
 {
 	kvx_wbatch_t batch = {.load = load, .ranges = 1};
 
 	atomic_fetch_add(&load->active, 1u);
 	if (atomic_load(&load->may_copy) && atomic_load(&load->cause) == KVC_PENDING) {
-		for (uint32_t p = 0; p < load->parts && batch.count == 0; p++) {
-			batch.part = &load->part[p];
-			batch.count = kvx_wpart_take(batch.part, atomic_load(&batch.part->limit), worker->batch,
-						     &batch.first);
+		while (batch.count == 0 && (batch.part = kvx_wload_find_part(load)) != NULL) {
+			batch.count = kvx_wpart_take(batch.part, atomic_load(&batch.part->limit),
+						     batch.part->group->batch, &batch.first);
 		}
 		if (batch.count > 0) {
 			copy_batch(worker, &batch, scratch);

@@ -84,6 +84,9 @@ void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause
 void kvx_wload_count_done(kvx_worker_t *worker, kvx_wload_t *load, uint32_t blocks);
 /* Closed, and no copy uses it. */
 int kvx_wload_is_settled(kvx_wload_t *load);
+/* The part with the largest blocks of those that have any to copy, or NULL. The smallest come last, so that all threads
+ * end at about the same time. Any thread. */
+kvx_wpart_t *kvx_wload_find_part(kvx_wload_t *load);
 /* Take up to `most` blocks before `end`: *p_first and how many. Any thread. */
 uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t end, uint32_t most, uint32_t *p_first);
 /* Fill a move but for its block: the expected leaves of this group's layers are in place, or copied to leaves[words].

@@ -364,7 +364,7 @@ static kvc_status_t copy_batch(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	kvc_status_t status = KVC_OK;
 	uint32_t moved = 0;
 
-	for (uint32_t i = save->at; i < save->n && moved < worker->batch && status == KVC_OK; i++) {
+	for (uint32_t i = save->at; i < save->n && moved < save->group->batch && status == KVC_OK; i++) {
 		if (atomic_load(&save->state[i]) == KVX_MARK_WAITING) {
 			status = kvx_wsave_copy_block(worker, save, i, &worker->transfer_scratch);
 			moved += status == KVC_OK;
