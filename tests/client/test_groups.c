@@ -346,7 +346,10 @@ KV_TEST(p1_blocks_of_a_window_whose_keys_begin_alike_are_told_apart)
 	uint32_t hits = 0;
 
 	for (uint32_t i = 0; i < ALIKE; i++) {
-		memcpy(world->bed.keys[i].b, world->bed.keys[i / 6 * 6].b, i % 2 ? 12 : 8);
+		memcpy(world->bed.keys[i].b, world->bed.keys[i / 3 * 3].b, i % 2 ? 12 : 8);
+		set(world, 1, i, KV_TIER_CPU); /* three in their bucket; those of the full group in the next */
+	}
+	for (uint32_t i = 0; i < ALIKE; i++) {
 		set(world, 0, i, KV_TIER_CPU);
 	}
 	for (uint32_t step = 0; step < 2000; step++) {
@@ -359,6 +362,27 @@ KV_TEST(p1_blocks_of_a_window_whose_keys_begin_alike_are_told_apart)
 		hits += m.n > 0;
 	}
 	assert_in_range(hits, 200, 2000);
+	world_free(world);
+}
+
+/* Two windows: what was seen of the first counts when the second has shortened the match. */
+KV_TEST(a_block_on_disk_that_was_seen_before_is_not_in_memory)
+{
+	const kv_group_t groups[GROUPS] = {
+		{.id = 0, .block_tokens = TOKENS},
+		{.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4 * TOKENS},
+		{.id = 2, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4 * TOKENS}};
+	world_t *world = world_make(groups, GROUPS);
+	kvc_match_t m;
+
+	for (uint32_t i = 0; i < 8; i++) {
+		set(world, 0, i, KV_TIER_CPU);
+		set(world, 1, i, i == 5 ? KV_TIER_DISK : KV_TIER_CPU);
+		set(world, 2, i, i == 7 ? 0 : KV_TIER_CPU);
+	}
+	m = match_lazy(world, 8);
+	assert_int_equal(m.n, 7);
+	assert_int_equal(m.n_cpu, 5);
 	world_free(world);
 }
 
