@@ -80,8 +80,6 @@ void memory_close(void)
 	kvk_cu_context_t popped;
 
 	if (!cuda) {
-		free(bounce);
-		bounce = NULL;
 		return;
 	}
 	if (bounce) {
@@ -114,14 +112,15 @@ static void memory_give(uint8_t *memory)
 	}
 }
 
-/* The engine's own host memory that copies go through: one of them. */
+/* The engine's own host memory that copies go through: one of them for a device. */
 static uint8_t *memory_bounce(size_t bytes)
 {
 	void *base = NULL;
 
 	if (!cuda) {
-		bounce = malloc(bytes);
-	} else if (cuda->host_alloc(&base, bytes, PINNED) == 0 && cuda->host_pointer(&bounce_at, base, 0) == 0) {
+		return malloc(bytes);
+	}
+	if (cuda->host_alloc(&base, bytes, PINNED) == 0 && cuda->host_pointer(&bounce_at, base, 0) == 0) {
 		bounce = base;
 	}
 
@@ -200,33 +199,41 @@ uint64_t memory_free_bytes(int host)
 
 static void describe(engine_t *e)
 {
+	static const kvk_paged_kind_t kinds[] = {[KVK_INNER_SPLIT] = KVK_PAGED_KV_TOKEN_HEAD,
+						 [KVK_INNER_PACKED] = KVK_PAGED_HEAD_TOKEN_KV,
+						 [KVK_INNER_OPAQUE] = KVK_PAGED_OPAQUE};
+	kvk_layout_t layouts[ENGINE_GROUPS];
 	kvk_geometry_t g;
 
 	kvk_layout_geometry(&e->layout, &g);
-	kvk_layout_format(&e->layout, e->layout_text, sizeof e->layout_text);
+	layouts[0] = e->layout;
+	for (uint32_t i = 0; i < e->more_count; i++) {
+		layouts[i + 1u] = *e->more[i].layout;
+	}
+	kvk_layouts_format(layouts, 1u + e->more_count, e->layout_text, sizeof e->layout_text);
 	e->piece = (size_t)g.page_bytes * e->layout.heads;
 	e->block_bytes = e->piece * e->layout.layers;
-	e->paged =
-		(kvk_paged_t){.kind = e->layout.inner == KVK_INNER_OPAQUE ? KVK_PAGED_OPAQUE : KVK_PAGED_KV_TOKEN_HEAD,
-			      .page_bytes = e->layout.page_bytes,
-			      .blocks = e->blocks,
-			      .layers = e->layout.layers,
-			      .heads = e->layout.heads,
-			      .block_tokens = e->layout.block_tokens,
-			      .k_dim = e->layout.k_dim,
-			      .v_dim = e->layout.v_dim,
-			      .dtype = e->layout.dtype,
-			      .base = e->base};
+	e->paged = (kvk_paged_t){.kind = kinds[e->layout.inner],
+				 .page_bytes = e->layout.page_bytes,
+				 .blocks = e->blocks,
+				 .layers = e->layout.layers,
+				 .heads = e->layout.heads,
+				 .block_tokens = e->layout.block_tokens,
+				 .k_dim = e->layout.k_dim,
+				 .v_dim = e->layout.v_dim,
+				 .dtype = e->layout.dtype,
+				 .base = e->base};
 	e->identity = (kvc_identity_t){.struct_size = sizeof e->identity,
 				       .model = e->program,
 				       .weights = "none",
 				       .dtype = "bf16",
 				       .rope = "none",
 				       .hash_tokens = e->layout.block_tokens,
+				       .groups = e->groups,
 				       .layout = e->layout_text,
 				       .page_format = "bench"};
 	e->writer = (kvc_writer_t){.head_count = e->layout.heads, .layer_count = e->layout.layers};
-	snprintf(e->instance, sizeof e->instance, "bench-%d", (int)getpid());
+	snprintf(e->instance, sizeof e->instance, "%.24s-%d", e->program, (int)getpid());
 }
 
 void engine_place(engine_t *e, uint8_t *cache)
@@ -238,7 +245,7 @@ void engine_place(engine_t *e, uint8_t *cache)
 
 int engine_open_worker(engine_t *e)
 {
-	const kvx_worker_group_t group = {.layout = &e->layout, .paged = &e->paged};
+	kvx_worker_group_t groups[ENGINE_GROUPS] = {{.layout = &e->layout, .paged = &e->paged}};
 	const kvx_worker_config_t config = {.struct_size = sizeof config,
 					    .socket = e->socket,
 					    .instance = e->instance,
@@ -246,8 +253,8 @@ int engine_open_worker(engine_t *e)
 					    .secret_len = sizeof secret,
 					    .program = e->program,
 					    .identity = &e->identity,
-					    .groups = &group,
-					    .group_count = 1,
+					    .groups = groups,
+					    .group_count = 1u + e->more_count,
 					    .memory = cuda ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST,
 					    .prefault = e->prefault,
 					    .layer_bytes = e->layer_bytes,
@@ -255,8 +262,12 @@ int engine_open_worker(engine_t *e)
 					    .cuda = cuda,
 					    .image = KERNELS};
 	const uint64_t until = bench_now_ns() + PROVE_NS;
-	kvc_status_t status = kvx_worker_open(&config, &e->worker);
+	kvc_status_t status;
 
+	for (uint32_t i = 0; i < e->more_count; i++) {
+		groups[i + 1u] = e->more[i];
+	}
+	status = kvx_worker_open(&config, &e->worker);
 	if (status != KVC_OK) {
 		printf("%s: %s\n", e->program, kvx_worker_last_error());
 		return 0;
@@ -322,6 +333,9 @@ void engine_close(engine_t *e)
 	kvc_detach(e->kvc);
 	kvx_msg_free(&e->plan);
 	memory_give(e->cache);
+	if (!cuda) {
+		free(e->bounce);
+	}
 	free(e->expected);
 }
 
@@ -441,56 +455,80 @@ void engine_end(engine_t *e)
 	} while (len > 0);
 }
 
-int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n)
+/* 0: there is nothing to write, or it cannot. */
+static int add_save(engine_t *e, const engine_part_t *part)
 {
 	kvx_msg_save_t *save;
 	kvc_handle_t handle;
 	uint32_t *places;
 
-	if (kvc_put_export(put, &handle) != KVC_OK) {
+	if (kvc_put_export(part->put, &handle) != KVC_OK) {
 		return 0;
 	}
-	new_plan(e);
 	save = kvx_msg_add_record(&e->plan, KVX_RECORD_SAVE, sizeof *save);
 	if (!save) {
 		return 0;
 	}
-	save->n = n;
+	save->n = part->n;
+	save->group = part->group;
 	save->step = e->step;
 	save->put = handle;
 	save->flags = e->mem == KVX_OWN_MEM ? KVX_MSG_GPU_MEM : 0;
-	places = kvx_msg_append(&e->plan, ids, n * sizeof *ids);
-	for (uint32_t i = 0; places && i < n; i++) {
-		places[i] = kvc_put_block(put, i, NULL) == KVC_ALREADY ? KVX_NO_BLOCK : ids[i];
+	places = kvx_msg_append(&e->plan, part->ids, part->n * sizeof *part->ids);
+	for (uint32_t i = 0; places && i < part->n; i++) {
+		places[i] = kvc_put_block(part->put, i, NULL) == KVC_ALREADY ? KVX_NO_BLOCK : part->ids[i];
+	}
+
+	return places != NULL;
+}
+
+int engine_save_parts(engine_t *e, const engine_part_t *parts, uint32_t count)
+{
+	new_plan(e);
+	for (uint32_t i = 0; i < count; i++) {
+		if (!add_save(e, &parts[i])) {
+			return 0;
+		}
 	}
 	begin(e);
 	e->end_ns = bench_now_ns();
 	engine_end(e);
 
-	return places != NULL;
+	return 1;
 }
 
-/* A step with one load of n leased blocks, whose asynchronous half has begun. 0: it cannot be written. */
-static int begin_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
+int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n)
 {
-	kvx_msg_part_t part = {.n = n, .mem = e->mem};
+	return engine_save_parts(e, &(engine_part_t){.put = put, .ids = ids, .n = n}, 1);
+}
+
+/* A step with one load of these leased blocks, whose asynchronous half has begun. 0: it cannot be written. */
+static int begin_load(engine_t *e, const engine_part_t *parts, uint32_t count, uint32_t flags)
+{
 	kvx_msg_load_t *load;
 
 	new_plan(e);
-	if (kvc_lease_export(lease, &part.lease) != KVC_OK) {
-		return 0;
-	}
 	load = kvx_msg_add_record(&e->plan, KVX_RECORD_LOAD, sizeof *load);
 	if (!load) {
 		return 0;
 	}
 	load->load = ++e->load;
+	load->flags = flags;
 	load->timeout_ms = e->load_ms ? e->load_ms : LOAD_MS;
-	load->parts = 1;
+	load->parts = count;
 	load->id_len = 4;
-	if (!kvx_msg_append(&e->plan, "load", 4) || !kvx_msg_append(&e->plan, &part, sizeof part) ||
-	    !kvx_msg_append(&e->plan, ids, n * sizeof *ids)) {
+	if (!kvx_msg_append(&e->plan, "load", 4)) {
 		return 0;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		kvx_msg_part_t part = {
+			.group = parts[i].group, .n = parts[i].n, .first = parts[i].first, .mem = e->mem};
+
+		if (kvc_lease_export(parts[i].lease, &part.lease) != KVC_OK ||
+		    !kvx_msg_append(&e->plan, &part, sizeof part) ||
+		    !kvx_msg_append(&e->plan, parts[i].ids, part.n * sizeof *parts[i].ids)) {
+			return 0;
+		}
 	}
 	begin(e);
 	kvx_worker_start_async_loads(e->worker);
@@ -498,9 +536,28 @@ static int begin_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids
 	return 1;
 }
 
+int engine_load_async(engine_t *e, const engine_part_t *parts, uint32_t count)
+{
+	const uint64_t until = bench_now_ns() + LOAD_MS * UINT64_C(2000000);
+	uint32_t finished = 0;
+	int failed = 1;
+	char id[8];
+
+	if (!begin_load(e, parts, count, KVX_MSG_ASYNC)) {
+		return 0;
+	}
+	engine_end(e);
+	while (!finished && bench_now_ns() < until) {
+		kvx_worker_wait(e->worker, 1000);
+		finished = kvx_worker_take_finished(e->worker, id, sizeof id, &failed);
+	}
+
+	return finished && !failed;
+}
+
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
 {
-	const int begun = begin_load(e, lease, ids, n);
+	const int begun = begin_load(e, &(engine_part_t){.lease = lease, .ids = ids, .n = n}, 1, 0);
 
 	if (begun) {
 		kvx_worker_run_sync_loads(e->worker);
@@ -512,9 +569,10 @@ int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint
 
 int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered)
 {
+	const engine_part_t part = {.lease = lease, .ids = ids, .n = kvc_lease_n(lease)};
 	const uint64_t start = bench_now_ns();
 
-	if (!begin_load(e, lease, ids, kvc_lease_n(lease))) {
+	if (!begin_load(e, &part, 1, 0)) {
 		return 0;
 	}
 	*p_layered = kvx_worker_run_layered_loads(e->worker);

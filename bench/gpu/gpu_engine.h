@@ -1,6 +1,6 @@
 /* gpu_engine.h -- an engine without a model, as the kill loop and the bench of loads have it: a cache in a device's
  * memory (or the host's), a kvx_worker_t beside it, and a second member in the scheduler's place that leases, reserves
- * and writes plans. One in a process. */
+ * and writes plans. One in a process; several where memory is the host's. */
 #ifndef GPU_ENGINE_H
 #define GPU_ENGINE_H
 
@@ -13,27 +13,31 @@
 #include <stdint.h>
 
 #define ENGINE_LAYERS 32u
+#define ENGINE_GROUPS 3u
 #define ENGINE_ASK_MS 2000u
 
 typedef struct engine {
 	/* Set before engine_open(). */
 	const char *program, *socket;
-	kvk_layout_t layout;    /* at most ENGINE_LAYERS */
-	uint32_t blocks;        /* of the cache */
-	uint32_t length;        /* blocks of a prompt, at most */
-	uint32_t load_ms;       /* a load is given up after so long; 0: 5000 */
-	uint64_t layer_bytes;   /* from this many bytes on, loads may come layer by layer; 0: none */
-	uint32_t layer_wait_us; /* if all blocks are there after so long; 0: the worker's own */
-	int prefault;           /* pages of the cache are touched in idle time */
-	size_t bounce_bytes;    /* of `bounce`; a block at least */
-	const char *device;     /* the GPU in whose memory blocks may lie as well; NULL: none */
+	kvk_layout_t layout;            /* at most ENGINE_LAYERS */
+	uint32_t blocks;                /* of the cache */
+	uint32_t length;                /* blocks of a prompt, at most */
+	uint32_t load_ms;               /* a load is given up after so long; 0: 5000 */
+	uint64_t layer_bytes;           /* from this many bytes on, loads may come layer by layer; 0: none */
+	uint32_t layer_wait_us;         /* if all blocks are there after so long; 0: the worker's own */
+	int prefault;                   /* pages of the cache are touched in idle time */
+	size_t bounce_bytes;            /* of `bounce`; a block at least */
+	const char *device;             /* the GPU in whose memory blocks may lie as well; NULL: none */
+	const char *groups;             /* of the identity; NULL: one full group, that of the fields above */
+	const kvx_worker_group_t *more; /* the groups after that, whose memory is the caller's */
+	uint32_t more_count;
 	/* Of what is saved and loaded from now on: KVX_HOST_MEM or KVX_OWN_MEM. */
 	uint32_t mem;
 	/* Made by it. */
 	char instance[48];
 	uint64_t end_ns; /* when the end of the last save's step began */
 	uint8_t *bounce, *expected;
-	char layout_text[KVK_LAYOUT_TEXT_MAX];
+	char layout_text[KVK_LAYOUTS_TEXT_MAX];
 	kvk_paged_t paged;
 	void *base[ENGINE_LAYERS];
 	uint8_t *cache;
@@ -91,6 +95,16 @@ int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint
 /* The same layer by layer; *p_ns: from the plan's being handed over until the host has seen the engine's stream get
  * past what layer 0 waits for. *p_layered 0: the worker has loaded all layers at once. */
 int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered);
+/* What a step saves or loads of one group: n blocks of a put or a lease, `first` of the lease the first of them. */
+typedef struct engine_part {
+	uint32_t group, first, n;
+	const uint32_t *ids;
+	const kvc_put_t *put;     /* saves */
+	const kvc_lease_t *lease; /* loads */
+} engine_part_t;
+int engine_save_parts(engine_t *e, const engine_part_t *parts, uint32_t count);
+/* Asynchronously, by an engine that has nothing else to do: 1 when all blocks are there. */
+int engine_load_async(engine_t *e, const engine_part_t *parts, uint32_t count);
 void engine_end(engine_t *e);
 
 /* ---- memory of an engine's cache, and how the engine gets at it ------------------------------- */
