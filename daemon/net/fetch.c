@@ -16,7 +16,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define AGAIN_NS UINT64_C(20000000) /* after BUSY */
+#define AGAIN_MIN_NS UINT64_C(1000000) /* after BUSY, and twice that after each further one: */
+#define AGAIN_NS     UINT64_C(20000000)
 
 typedef enum state { OPENING, ASKED, LAST } state_t;
 typedef enum batch_state {
@@ -55,7 +56,9 @@ typedef struct batch {
 	kvd_copy_t *copy;  /* NULL: not begun */
 	uint64_t since_ns; /* COMING, on the clock peer_ns; or a put that was refused */
 	uint64_t busy_ns;  /* since when there is no room for the put; 0: there is */
+	uint64_t pause_ns; /* before it is asked for again */
 	int below_refused; /* its put was asked for below one that was refused */
+	int was_refused;   /* its put was, or that above it */
 	uint64_t leaves[];
 } batch_t;
 
@@ -531,11 +534,14 @@ static int is_above(const kvd_fetch_t *fetch, const batch_t *batch, const batch_
 	       fetch->prefix.groups[batch->group].rule == KVC_RULE_FULL;
 }
 
-/* A put is accepted below one that is accepted: does a batch above it still wait for its own? */
+/* A put is accepted below one that is accepted: does a batch above it still wait for its own? Puts are asked for ahead
+ * of the answers, but for those that were refused once: while there is no room, one request asks for it, not one for
+ * each batch (decision 104). */
 static int waits_for_parent(const kvd_fetch_t *fetch, const batch_t *batch)
 {
 	for (const batch_t *above = fetch->batches; above != batch; above = above->next) {
-		if (above->state == NEW && is_above(fetch, above, batch)) {
+		if ((above->state == NEW || (above->state == PUT_ASKED && batch->was_refused)) &&
+		    is_above(fetch, above, batch)) {
 			return 1;
 		}
 	}
@@ -549,6 +555,7 @@ static void ask_again(kvd_fetch_t *fetch, batch_t *batch)
 	batch->put = NULL;
 	batch->state = NEW;
 	batch->since_ns = fetch->net->now_ns;
+	batch->was_refused = 1;
 }
 
 /* No room for a put now: others let go of theirs. Not for ever (wait_for_room()): what the namespace's own engines keep
@@ -559,6 +566,8 @@ static kv_status_t put_again(kvd_fetch_t *fetch, batch_t *batch)
 
 	ask_again(fetch, batch);
 	batch->busy_ns = batch->busy_ns ? batch->busy_ns : now;
+	batch->pause_ns = batch->pause_ns ? 2 * batch->pause_ns : AGAIN_MIN_NS;
+	batch->pause_ns = batch->pause_ns < AGAIN_NS ? batch->pause_ns : AGAIN_NS;
 	for (batch_t *below = batch->next; below; below = below->next) {
 		below->below_refused |= below->state == PUT_ASKED && is_above(fetch, batch, below);
 	}
@@ -714,7 +723,7 @@ static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
 			batch->state = DONE;
 			return KV_OK;
 		}
-		if (fetch->net->now_ns - batch->since_ns < AGAIN_NS || waits_for_parent(fetch, batch)) {
+		if (fetch->net->now_ns - batch->since_ns < batch->pause_ns || waits_for_parent(fetch, batch)) {
 			return KV_OK;
 		}
 		return batch->partial ? start_private_put(fetch, batch) : start_put(fetch, batch);

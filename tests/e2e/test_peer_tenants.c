@@ -1,6 +1,7 @@
 /* Two daemons with two tenants each: what is fetched from a peer is the asking tenant's own, and within its share. */
 #include "e2e/rig/peers.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -56,7 +57,7 @@ KV_FIXTURE(setup_narrow)
 {
 	peers_init(&net_);
 	for (uint32_t i = 0; i < 2; i++) {
-		rig_option(&net_.rig[i], "--cpu.size=64MiB");
+		rig_option(&net_.rig[i], "--cpu.size=256MiB");
 	}
 	rig_option(&net_.rig[1], "--instance.max_unfinished=6MiB");
 	start();
@@ -253,9 +254,11 @@ KV_TEST(p8_p5_fetched_bytes_end_at_the_tenants_share, setup, teardown)
 	peers_check_quiet(&net_);
 }
 
-#define LONG 1000u /* blocks: four messages */
+#define LONG     2000u /* blocks: */
+#define MESSAGES 8u
 
-/* Puts are asked for ahead of the answers. The second one is refused, and those below it with it. */
+/* Puts are asked for ahead of the answers. The second one is refused, and those below it with it: once, since from then on
+ * each is asked for when the one above it is granted. */
 KV_TEST(p5_each_message_of_a_long_prefix_waits_for_its_room, setup_narrow, teardown)
 {
 	static uint32_t tokens[LONG * RIG_TOKENS];
@@ -278,6 +281,10 @@ KV_TEST(p5_each_message_of_a_long_prefix_waits_for_its_room, setup_narrow, teard
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
 	assert_int_equal(user_handover_info(wanted).n, LONG);
 	kvc_handover_done(wanted, 0);
+	printf("# puts refused: %" PRIu64 " without room, %" PRIu64 " below those\n",
+	       rig_metric(&net_.rig[1], "kvd_put_busy_total"), rig_metric(&net_.rig[1], "kvd_no_parent_total"));
+	assert_in_range(rig_metric(&net_.rig[1], "kvd_no_parent_total"), 0, MESSAGES - 2);
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_peer_messages_total", MESSAGES));
 	assert_int_equal(kvc_keys_of(askers_[MINE].space, &prompt, keys, LONG, &made), KVC_OK);
 	assert_int_equal(user_match(&askers_[MINE], keys, LONG), LONG);
 	peers_check_quiet(&net_);
