@@ -500,6 +500,47 @@ KV_TEST(p5_p10_a_rank_that_dies_is_named_by_all_others)
 	}
 }
 
+#define DEADLINE 5u
+
+static uint32_t looks;
+
+/* The clock of a rank that stands still at its second look: meanwhile the other one sends, and the deadline comes. */
+static uint64_t stand_still(void *ctx)
+{
+	uint64_t number;
+
+	(void)ctx;
+	if (++looks < 2) {
+		return 0;
+	}
+	assert_int_equal(kvk_ep_dispatch_send(w.ends[1].ep, &w.batches[1][1].tokens, &number), KV_OK);
+
+	return DEADLINE;
+}
+
+KV_TEST(p5_a_rank_that_stood_still_names_nobody_who_has_come_since)
+{
+	const kvk_ep_shape_t shape = {
+		.ranks = 2, .experts = 4, .groups = 2, .top_k = 2, .hidden = 8, .max_tokens = 2, .in_flight = 1};
+	kvk_ep_rows_t rows;
+	kvk_ep_link_t link;
+	uint64_t number;
+	kv_env_t env;
+
+	looks = 0;
+	w.rng.state = kv_test_seed();
+	start(&shape, 0);
+	kvk_ep_close(w.ends[0].ep);
+	link = kvk_ep_link_of(w.kind, (void *const *)w.heaps);
+	env = w.env.env;
+	env.now_ns = stand_still;
+	assert_int_equal(kvk_ep_open(&env, &w.plan, 0, w.heaps[0], &link, &w.ends[0].ep), KV_OK);
+	assert_int_equal(kvk_ep_dispatch_send(w.ends[0].ep, &w.batches[1][0].tokens, &number), KV_OK);
+	assert_int_equal(kvk_ep_dispatch_recv(w.ends[0].ep, number, DEADLINE, &rows), KV_OK);
+	assert_int_equal(kvk_ep_lost_ranks(w.ends[0].ep), 0);
+	stop();
+}
+
 KV_TEST(p1_threads_that_run_at_once_give_the_bits_of_the_reference)
 {
 	w.rng.state = kv_test_seed();
