@@ -53,6 +53,14 @@ static void draw_experts(const kvk_ep_plan_t *plan, kv_test_rng_t *rng, uint32_t
 	}
 }
 
+/* Large rows, which cancel each other, and small ones: in another order they make another sum. */
+static void draw_opposite_weights(const uint32_t *experts, uint32_t top_k, float *weights)
+{
+	for (uint32_t k = 0; k < top_k; k++) {
+		weights[k] = experts[k] / 2u % 2u ? 0x1p20f : 1.0f;
+	}
+}
+
 void ep_batch_draw(ep_batch_t *batch, const kvk_ep_plan_t *plan, kv_test_rng_t *rng, uint32_t rank,
 		   ep_routing_t routing)
 {
@@ -66,7 +74,12 @@ void ep_batch_draw(ep_batch_t *batch, const kvk_ep_plan_t *plan, kv_test_rng_t *
 		batch->weights[i] = (float)kv_test_below(rng, 1000) / (kv_test_below(rng, 3) ? 1000.0f : 0.001f);
 	}
 	for (uint32_t t = 0; t < s->max_tokens; t++) {
-		draw_experts(plan, rng, rank, routing, batch->experts + (size_t)t * s->top_k);
+		const size_t at = (size_t)t * s->top_k;
+
+		draw_experts(plan, rng, rank, routing, batch->experts + at);
+		if (kv_test_below(rng, 3) == 0) {
+			draw_opposite_weights(batch->experts + at, s->top_k, batch->weights + at);
+		}
 	}
 	batch->tokens = (kvk_ep_tokens_t){.n = kind == 0   ? 0
 					       : kind == 1 ? s->max_tokens
@@ -90,9 +103,12 @@ void ep_batch_bound(ep_batch_t *batch, uint32_t most)
 	batch->tokens.n = most && batch->tokens.n > most ? most : batch->tokens.n;
 }
 
+/* An expert and its neighbour make opposite rows. */
 kvk_bf16_t ep_apply(uint32_t expert, kvk_bf16_t x)
 {
-	return kvk_bf16_round(kvk_bf16_to_float(x) * ((float)(expert % 11u) - 5.25f));
+	const float factor = (float)(expert / 2u % 5u) + 1.25f;
+
+	return kvk_bf16_round(kvk_bf16_to_float(x) * (expert % 2u ? -factor : factor));
 }
 
 void ep_run_experts(const kvk_ep_plan_t *plan, uint32_t rank, const kvk_ep_rows_t *rows, kvk_bf16_t *outputs)
