@@ -105,8 +105,9 @@ static uint64_t save_times(uint64_t (*save_once)(void), uint32_t times)
 	const uint64_t end = bench_now_ns() + WAIT * UINT64_C(1000000);
 	uint64_t ns = 0;
 
-	for (uint32_t saved = 0; saved<times; saved += ns> 0) {
+	while (times > 0) {
 		ns = save_once();
+		times -= ns ? 1u : 0u;
 		if (ns == 0 && (bench_now_ns() >= end || bench_late())) {
 			return 0;
 		}

@@ -386,17 +386,26 @@ KV_TEST(a_block_on_disk_that_was_seen_before_is_not_in_memory)
 	world_free(world);
 }
 
-KV_TEST(p5_a_bucket_locked_for_ever_costs_the_lengths_whose_window_has_its_block)
+/* Eight blocks in memory, in a full group and in a window of four. */
+static world_t *make_full_window(void)
 {
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4 * TOKENS}};
 	world_t *world = world_make(groups, 2);
-	kvc_match_t m;
 
 	for (uint32_t i = 0; i < 8; i++) {
 		set(world, 0, i, KV_TIER_CPU);
 		set(world, 1, i, KV_TIER_CPU);
 	}
+
+	return world;
+}
+
+KV_TEST(p5_a_bucket_locked_for_ever_costs_the_lengths_whose_window_has_its_block)
+{
+	world_t *world = make_full_window();
+	kvc_match_t m;
+
 	assert_int_equal(match_lazy(world, 8).n, 8);
 	for (uint32_t i = 4; i < 7; i++) {
 		bed_lock(&world->bed, i, 1);
@@ -411,15 +420,10 @@ KV_TEST(p5_a_bucket_locked_for_ever_costs_the_lengths_whose_window_has_its_block
 
 KV_TEST(p3_a_window_in_a_tier_that_cannot_be_read_is_no_hit)
 {
-	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
-				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4 * TOKENS}};
-	world_t *world = world_make(groups, 2);
+	world_t *world = make_full_window();
 	kvc_match_t m;
 
-	for (uint32_t i = 0; i < 8; i++) {
-		set(world, 0, i, KV_TIER_CPU);
-		set(world, 1, i, i == 6 ? KV_TIER_DISK : KV_TIER_CPU);
-	}
+	set(world, 1, 6, KV_TIER_DISK);
 	kvd_mirror_set_unreadable(&world->bed.mirror, KV_TIER_DISK);
 	m = match_lazy(world, 8);
 	assert_int_equal(m.n, 6);
