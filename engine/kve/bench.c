@@ -35,6 +35,7 @@ typedef enum kind { SEQ, DBO, SEQ_APART, DBO_APART, KINDS } kind_t;
 
 typedef struct measured {
 	uint64_t step_ns; /* from the first phase's begin to the last one's end */
+	uint64_t phase_ns[KVE_PHASES];
 	kve_clock_result_t result;
 } measured_t;
 
@@ -106,6 +107,14 @@ static void clean_up(worker_t *w)
 	free(w->measured);
 }
 
+static void sum_phases(const kve_overlap_item_t *items, uint32_t n, const kve_clock_interval_t *intervals, uint64_t *sums)
+{
+	memset(sums, 0, KVE_PHASES * sizeof *sums);
+	for (uint32_t i = 0; i < n; i++) {
+		sums[items[i].phase] += intervals[i].end - intervals[i].start;
+	}
+}
+
 static kv_status_t run_step(worker_t *w, kind_t kind, measured_t *measured)
 {
 	const values_t *v = w->run->values;
@@ -131,6 +140,7 @@ static kv_status_t run_step(worker_t *w, kind_t kind, measured_t *measured)
 
 		kve_clock_measure(items, n, w->intervals, &measured->result);
 		measured->step_ns = measured->result.makespan;
+		sum_phases(items, n, w->intervals, measured->phase_ns);
 		if (kind == DBO || (kind == SEQ && w->run->kinds == 1)) {
 			memcpy(w->kept, w->intervals, n * sizeof *w->kept);
 		}
@@ -178,9 +188,10 @@ static double median(double *values, uint64_t n)
 	return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-typedef enum figure { STEP, COMPUTE, TRANSPORT, HIDDEN } figure_t;
+/* Figures of a step; PHASE + p is of phase p. */
+enum { STEP, COMPUTE, TRANSPORT, HIDDEN, PHASE };
 
-static double read_figure(const measured_t *m, figure_t figure)
+static double read_figure(const measured_t *m, uint32_t figure)
 {
 	switch (figure) {
 	case STEP:
@@ -189,13 +200,15 @@ static double read_figure(const measured_t *m, figure_t figure)
 		return (double)m->result.compute;
 	case TRANSPORT:
 		return (double)m->result.transport;
-	default:
+	case HIDDEN:
 		return kve_clock_hidden_share(&m->result) * 1e3;
+	default:
+		return (double)m->phase_ns[figure - PHASE];
 	}
 }
 
 /* Microseconds, or for HIDDEN a share: the median over rounds of the slowest rank's. */
-static double middle(const worker_t *workers, const run_t *run, kind_t kind, figure_t figure)
+static double middle(const worker_t *workers, const run_t *run, kind_t kind, uint32_t figure)
 {
 	const uint64_t rounds = run->values->rounds;
 	double *values = calloc(rounds, sizeof *values), result = 0;
@@ -218,21 +231,40 @@ static double middle(const worker_t *workers, const run_t *run, kind_t kind, fig
 /* Microseconds a step. */
 typedef struct figures {
 	double step, compute, transport; /* phases each alone */
+	double phases[KVE_PHASES];       /* each alone */
 	double busy;                     /* compute's phases as they run */
 	double hidden;                   /* share of the transport */
 } figures_t;
 
 static figures_t read_figures(const worker_t *workers, const run_t *run, kind_t kind)
 {
-	return (figures_t){middle(workers, run, kind, STEP), middle(workers, run, kind + SEQ_APART, COMPUTE),
-			   middle(workers, run, kind + SEQ_APART, TRANSPORT), middle(workers, run, kind, COMPUTE),
-			   middle(workers, run, kind, HIDDEN)};
+	const kind_t apart = kind + SEQ_APART;
+	figures_t f = {
+		.step = middle(workers, run, kind, STEP),
+		.compute = middle(workers, run, apart, COMPUTE),
+		.transport = middle(workers, run, apart, TRANSPORT),
+		.busy = middle(workers, run, kind, COMPUTE),
+		.hidden = middle(workers, run, kind, HIDDEN),
+	};
+
+	for (uint32_t p = 0; p < KVE_PHASES; p++) {
+		f.phases[p] = middle(workers, run, apart, PHASE + p);
+	}
+
+	return f;
 }
 
 static void print_row(const char *name, const figures_t *f, uint32_t layers)
 {
-	printf("%-17s %9.1f us a step, %7.1f a layer; phases alone: compute %.1f, transport %.1f\n", name, f->step,
+	static const char *const names[KVE_PHASES] = {"QKV",     "attention",    "dispatch send", "dispatch recv",
+						      "experts", "combine send", "shared",        "combine recv"};
+
+	printf("%-17s %9.1f us a step, %7.1f a layer; phases alone: compute %.1f, transport %.1f:", name, f->step,
 	       f->step / layers, f->compute, f->transport);
+	for (uint32_t p = 0; p < KVE_PHASES; p++) {
+		printf("%s %s %.1f", p ? "," : "", names[p], f->phases[p]);
+	}
+	printf("\n");
 }
 
 static void print_json(const run_t *run, const figures_t *seq, const figures_t *dbo)
@@ -250,30 +282,12 @@ static void print_json(const run_t *run, const figures_t *seq, const figures_t *
 	printf("}\n");
 }
 
-static void print_phases(const worker_t *worker, const kve_overlap_item_t *items, uint32_t n, const char *name)
-{
-	static const char *const names[KVE_PHASES] = {"QKV",     "attention",    "dispatch send", "dispatch recv",
-						      "experts", "combine send", "shared",        "combine recv"};
-	double sums[KVE_PHASES] = {0};
-
-	for (uint32_t i = 0; i < n; i++) {
-		sums[items[i].phase] += (double)(worker->intervals[i].end - worker->intervals[i].start) / 1e3;
-	}
-	printf("%s, us a step, alone:", name);
-	for (uint32_t p = 0; p < KVE_PHASES; p++) {
-		printf("%s %s %.1f", p ? "," : "", names[p], sums[p]);
-	}
-	printf("\n");
-}
-
 static void print_results(const worker_t *workers, const run_t *run)
 {
 	const int cut = run->kinds == KINDS;
 	const figures_t seq = read_figures(workers, run, SEQ);
 	const figures_t dbo = cut ? read_figures(workers, run, DBO) : seq;
 	const double bound = dbo.compute > dbo.transport ? dbo.compute : dbo.transport;
-	uint32_t n;
-	const kve_overlap_item_t *items = kve_rank_items(workers[0].rank, cut ? KVE_OVERLAP_DBO : KVE_OVERLAP_SEQ, &n);
 
 	if (run->values->json) {
 		print_json(run, &seq, cut ? &dbo : NULL);
@@ -287,7 +301,6 @@ static void print_results(const worker_t *workers, const run_t *run)
 		       seq.step / dbo.step, seq.step / bound, (seq.step - dbo.step) / (seq.step - bound),
 		       100 * dbo.hidden, dbo.compute / dbo.busy);
 	}
-	print_phases(&workers[0], items, n, cut ? "two microbatches" : "one batch");
 }
 
 static int show_timeline(const worker_t *worker, const run_t *run)
