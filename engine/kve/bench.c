@@ -107,7 +107,8 @@ static void clean_up(worker_t *w)
 	free(w->measured);
 }
 
-static void sum_phases(const kve_overlap_item_t *items, uint32_t n, const kve_clock_interval_t *intervals, uint64_t *sums)
+static void sum_phases(const kve_overlap_item_t *items, uint32_t n, const kve_clock_interval_t *intervals,
+		       uint64_t *sums)
 {
 	memset(sums, 0, KVE_PHASES * sizeof *sums);
 	for (uint32_t i = 0; i < n; i++) {

@@ -18,6 +18,8 @@
 	X(ATTENTION_128, "kvk_nn_attention_128")                                                                       \
 	X(ATTENTION_64_FEW, "kvk_nn_attention_64_few")                                                                 \
 	X(ATTENTION_128_FEW, "kvk_nn_attention_128_few")                                                               \
+	X(ATTENTION_64_WIDE, "kvk_nn_attention_64_wide")                                                               \
+	X(ATTENTION_128_WIDE, "kvk_nn_attention_128_wide")                                                             \
 	X(DRAW, "kvk_nn_draw_values")                                                                                  \
 	X(QKV, "kvk_nn_qkv_rows")                                                                                      \
 	X(EMBED, "kvk_nn_embed_rows")                                                                                  \

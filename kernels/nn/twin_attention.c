@@ -6,17 +6,16 @@
 
 #include <math.h>
 
-#define KEYS     64u /* of a tile */
-#define MAX_DIM  128u
-#define MAX_ROWS 64u /* of a tile: tokens times query heads of a KV head */
-#define LANES    64u /* a length that compilers know: such loops become vectors */
+#define KEYS    64u /* of a tile */
+#define MAX_DIM 128u
+#define LANES   64u /* a length that compilers know: such loops become vectors */
 
 /* Of one KV head and tile of rows. Virtual row v is query head v % group of token v / group. */
 typedef struct state {
 	float keys[MAX_DIM][KEYS]; /* transposed: sums run over inputs, keys lie in a vector's lanes */
 	float values[KEYS][MAX_DIM];
-	float max[MAX_ROWS], sum[MAX_ROWS]; /* max: of scores, scaled */
-	float out[MAX_ROWS][MAX_DIM];
+	float max[KVK_NN_TILE_ROWS], sum[KVK_NN_TILE_ROWS]; /* max: of scores, scaled */
+	float out[KVK_NN_TILE_ROWS][MAX_DIM];
 } state_t;
 
 /* What a tile of rows and a KV head are of. */

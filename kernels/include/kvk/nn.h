@@ -126,10 +126,12 @@ typedef struct kvk_nn_tile {
 	uint32_t sequence, position; /* of its first row */
 } kvk_nn_tile_t;
 
-/* Rows of a tile of attention at most: 64 rows of query heads that share a KV head. */
+/* Rows of a tile of attention at most; virtual ones, of query heads that share a KV head, are KVK_NN_TILE_ROWS. */
+#define KVK_NN_TILE_ROWS 128u
+
 static inline uint32_t kvk_nn_tile_rows(const kvk_nn_heads_t *shape)
 {
-	return 64u * shape->kv_heads / shape->heads;
+	return KVK_NN_TILE_ROWS * shape->kv_heads / shape->heads;
 }
 
 /* out = softmax(q K / sqrt(head_dim)) V over the positions up to the row's own, which are in the cache. 64 keys at a

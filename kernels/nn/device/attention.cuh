@@ -1,6 +1,6 @@
-/* attention.cuh -- attention of kvk/nn.h, for sm_90a.
+/* attention.cuh -- attention of kvk/nn.h, for sm_90a, of tiles of up to 64 virtual rows; attention_wide.cuh has others.
  *
- * A block has one tile of rows and one KV head: 64 virtual rows, row v is query head v % group of the tile's token
+ * A block has one tile of rows and one KV head: its virtual row v is query head v % group of the tile's token
  * v / group. Each of its four warps owns 16 of them over all keys. Keys and values come as halves of tiles of 64 tokens
  * (K of tile 0, V of tile 0, K of tile 1, ...) through a ring of four slots in shared memory: while one is read, three
  * are on their way.
@@ -20,9 +20,11 @@
 #ifndef KVK_NN_ATTENTION_CUH
 #define KVK_NN_ATTENTION_CUH
 
-#define ATTENTION_KEYS    64u /* of a tile */
-#define ATTENTION_GROUPS  (ATTENTION_KEYS / 16u) /* 16 tokens lie in one block of the cache */
-#define ATTENTION_ALL     0xffffffffu
+#include "nn/device/attention.h"
+
+#define ATTENTION_KEYS   KVK_NN_ATTENTION_KEYS
+#define ATTENTION_GROUPS (ATTENTION_KEYS / 16u) /* 16 tokens lie in one block of the cache */
+#define ATTENTION_ALL    0xffffffffu
 
 extern __shared__ __align__(1024) uint8_t attention_shared[];
 
@@ -94,10 +96,11 @@ static __device__ __forceinline__ uint32_t attention_pack(float first, float sec
 
 /* ---- keys and values ------------------------------------------------------------------------- */
 
-/* How a thread copies halves, one after another: of each it has one piece of 16 bytes of every STEP-th token. In a slot
- * the pieces of a token are permuted, c at c ^ (token % 8), so that a matrix's eight rows lie in different banks. */
-template <uint32_t D, uint32_t THREADS, uint32_t SLOTS_> struct attention_feed {
-	static constexpr uint32_t SLOTS = SLOTS_;
+/* How a thread copies halves, one after another: of each it has one piece of 16 bytes of every STEP-th token. A slot
+ * has columns of PITCH bytes of each token, one behind the other. In them the pieces of a token are permuted, c at
+ * c ^ (token % 8), so that a matrix's eight rows lie in different banks. */
+template <uint32_t D, uint32_t THREADS, uint32_t SLOTS_, uint32_t PITCH_> struct attention_feed {
+	static constexpr uint32_t SLOTS = SLOTS_, PITCH = PITCH_;
 	static constexpr uint32_t ROW = D * 2u, PIECES = D / 8u, HALF = ATTENTION_KEYS * ROW;
 	static constexpr uint32_t STEP = THREADS / PIECES, PASSES = 16u / STEP; /* passes: of 16 tokens */
 	static_assert(STEP % 8u == 0 || STEP == 4u, "copy_half() permutes these alone");
@@ -166,7 +169,7 @@ static __device__ __forceinline__ void attention_copy_half(const kvk_nn_attentio
 
 			/* Beyond the last key the cache may hold NaN, and 0 times that is not 0. Four tokens later the place of a
 			 * piece has another upper bit, where token is below 4. */
-			attention_copy((to + later * f.ROW) ^ (later % 8u << 4), from + i * f.STEP * token_bytes,
+			attention_copy((to + later * f.PITCH) ^ (later % 8u << 4), from + i * f.STEP * token_bytes,
 				       token + later <= left ? 16u : 0);
 		}
 		within = within + 16u == a.shape.block_tokens ? 0 : within + 16u;
@@ -190,6 +193,7 @@ static __device__ __forceinline__ void attention_copy_next(const kvk_nn_attentio
 template <class F>
 static __device__ __forceinline__ F attention_open(const kvk_nn_attention_t &a, const kvk_nn_tile_t &tile, uint32_t shared)
 {
+	constexpr uint32_t COLUMN = F::PITCH / 16u;
 	const uint32_t piece = threadIdx.x % F::PIECES, token = threadIdx.x / F::PIECES;
 	F f;
 
@@ -197,7 +201,7 @@ static __device__ __forceinline__ F attention_open(const kvk_nn_attention_t &a, 
 	f.entry = tile.sequence * a.max_blocks;
 	f.within = 0;
 	f.last = tile.position + tile.rows - 1u;
-	f.to = shared + token * f.ROW + ((piece ^ token % 8u) << 4);
+	f.to = shared + piece / COLUMN * (ATTENTION_KEYS * f.PITCH) + token * f.PITCH + ((piece % COLUMN ^ token % 8u) << 4);
 	attention_look_up(a, f, 0);
 
 	return f;
@@ -208,24 +212,20 @@ static __device__ __forceinline__ F attention_open(const kvk_nn_attention_t &a, 
 /* The two rows of a lane: lane / 4 of the warp's 16, and lane / 4 + 8. Virtual rows beyond the tile's have queries of 0
  * and the last row's position; their sums are not stored. */
 template <uint32_t D> struct attention_rows {
+	uint32_t v; /* the warp's first virtual row */
 	uint32_t position[2];
 	uint32_t first, end;  /* positions of the warp's rows: the least, and beyond the greatest; 0: no rows */
 	float max[2], sum[2]; /* sum: of this lane's keys */
 	float o[D / 8u][4];
 };
 
-/* The warp's first virtual row. Single tokens fill one warp of a block only: another warp in each block, so that the
- * work spreads over an SM's four schedulers. */
-static __device__ __forceinline__ uint32_t attention_first_row(void)
-{
-	return ((threadIdx.x / 32u + blockIdx.x + blockIdx.y) & (blockDim.x / 32u - 1u)) * 16u;
-}
-
 template <uint32_t D>
-static __device__ __forceinline__ void attention_open_rows(const kvk_nn_attention_t &a, const kvk_nn_tile_t &tile, attention_rows<D> &r)
+static __device__ __forceinline__ void attention_open_rows(const kvk_nn_attention_t &a, const kvk_nn_tile_t &tile, uint32_t v,
+							   attention_rows<D> &r)
 {
-	const uint32_t group = a.shape.heads / a.shape.kv_heads, v = attention_first_row(), end = tile.rows - 1u;
+	const uint32_t group = a.shape.heads / a.shape.kv_heads, end = tile.rows - 1u;
 
+	r.v = v;
 	r.first = tile.position + min(v / group, end);
 	r.end = v / group < tile.rows ? tile.position + min((v + 15u) / group, end) + 1u : 0;
 #pragma unroll
@@ -240,12 +240,14 @@ static __device__ __forceinline__ void attention_open_rows(const kvk_nn_attentio
 	}
 }
 
-/* Where a lane's values of its row i begin among queries, and in the result; false: it is no row of the tile. */
+/* Where a lane's values of its row i of the warp's, which begin at `first`, are among queries and in the result; false:
+ * it is no row of the tile. */
 template <uint32_t D>
-static __device__ __forceinline__ bool attention_find(const kvk_nn_attention_t &a, const kvk_nn_tile_t &tile, uint32_t i, size_t *p_at)
+static __device__ __forceinline__ bool attention_find(const kvk_nn_attention_t &a, const kvk_nn_tile_t &tile, uint32_t first, uint32_t i,
+						      size_t *p_at)
 {
 	const uint32_t group = a.shape.heads / a.shape.kv_heads, lane = threadIdx.x % 32u;
-	const uint32_t v = attention_first_row() + lane / 4u + i * 8u, token = v / group;
+	const uint32_t v = first + lane / 4u + i * 8u, token = v / group;
 
 	*p_at = ((size_t)(tile.row + token) * a.shape.heads + blockIdx.x * group + v % group) * D + lane % 4u * 2u;
 
@@ -254,12 +256,13 @@ static __device__ __forceinline__ bool attention_find(const kvk_nn_attention_t &
 
 /* Queries as the first factor of products: q[k] has inputs 16 k to 16 k + 15 of the rows. */
 template <uint32_t D>
-static __device__ __forceinline__ void attention_load_queries(const kvk_nn_attention_t &a, const kvk_nn_tile_t &tile, uint32_t (&q)[D / 16u][4])
+static __device__ __forceinline__ void attention_load_queries(const kvk_nn_attention_t &a, const kvk_nn_tile_t &tile, uint32_t v,
+							      uint32_t (&q)[D / 16u][4])
 {
 #pragma unroll
 	for (uint32_t i = 0; i < 2u; i++) {
 		size_t at;
-		const bool is_there = attention_find<D>(a, tile, i, &at);
+		const bool is_there = attention_find<D>(a, tile, v, i, &at);
 
 #pragma unroll
 		for (uint32_t k = 0; k < D / 16u; k++) {
@@ -308,11 +311,10 @@ template <uint32_t D> static __device__ __forceinline__ void attention_mask(cons
 	}
 }
 
-/* s becomes e^(s - maximum), and what has been summed is of the new maximum. */
-template <uint32_t D> static __device__ __forceinline__ void attention_soften(attention_rows<D> &r, float (&s)[8][4])
+/* s becomes e^(s - maximum); what has been summed of values needs `rescale` for the new maximum. */
+template <uint32_t D> static __device__ __forceinline__ void attention_soften(attention_rows<D> &r, float (&s)[8][4], float (&rescale)[2])
 {
 	const float factor = (D == 128u ? 0.08838834764831845f : 0.125f) * 1.4426950408889634f; /* log2(e) / sqrt(D) */
-	float rescale[2];
 
 #pragma unroll
 	for (uint32_t i = 0; i < 2u; i++) {
@@ -335,6 +337,10 @@ template <uint32_t D> static __device__ __forceinline__ void attention_soften(at
 		r.sum[i] = fmaf(r.sum[i], rescale[i], sum);
 		r.max[i] = max;
 	}
+}
+
+template <uint32_t D> static __device__ __forceinline__ void attention_rescale(attention_rows<D> &r, const float (&rescale)[2])
+{
 	/* Times 1 is what it was. */
 	if (__any_sync(ATTENTION_ALL, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
@@ -392,7 +398,7 @@ template <uint32_t D> static __device__ __forceinline__ void attention_store(con
 
 		sum += __shfl_xor_sync(ATTENTION_ALL, sum, 2);
 		share = 1.0f / sum;
-		if (attention_find<D>(a, tile, i, &at)) {
+		if (attention_find<D>(a, tile, r.v, i, &at)) {
 #pragma unroll
 			for (uint32_t n = 0; n < D / 8u; n++) {
 				*(uint32_t *)(a.out + at + n * 8u) = attention_pack(r.o[n][2u * i] * share, r.o[n][2u * i + 1u] * share);
@@ -415,10 +421,13 @@ template <class F> static __device__ __forceinline__ void attention_await(void)
 template <uint32_t D, uint32_t THREADS, uint32_t SLOTS>
 static __device__ __forceinline__ void attention_run(const kvk_nn_attention_t &a)
 {
-	typedef attention_feed<D, THREADS, SLOTS> feed;
+	typedef attention_feed<D, THREADS, SLOTS, D * 2u> feed;
 	constexpr uint32_t BEHIND_KEYS = SLOTS == 4u, BEHIND_VALUES = 1u - BEHIND_KEYS;
 	const kvk_nn_tile_t tile = a.tile[blockIdx.y];
 	const uint32_t shared = (uint32_t)__cvta_generic_to_shared(attention_shared);
+	/* Single tokens fill one warp of a block only: another warp in each block, so that the work spreads over an SM's four
+	 * schedulers. */
+	const uint32_t v = ((threadIdx.x / 32u + blockIdx.x + blockIdx.y) & (THREADS / 32u - 1u)) * 16u;
 	feed f = attention_open<feed>(a, tile, shared);
 	attention_rows<D> r;
 	uint32_t q[D / 16u][4];
@@ -428,21 +437,22 @@ static __device__ __forceinline__ void attention_run(const kvk_nn_attention_t &a
 	if (SLOTS == 4u) {
 		attention_copy_next<0>(a, f, ATTENTION_KEYS);
 	}
-	attention_open_rows(a, tile, r);
-	attention_load_queries<D>(a, tile, q);
+	attention_open_rows(a, tile, v, r);
+	attention_load_queries<D>(a, tile, v, q);
 	for (uint32_t base = 0; base <= f.last; base += ATTENTION_KEYS) {
 		uint32_t p[4][4];
 
 		attention_await<feed>();
 		attention_copy_next<BEHIND_KEYS>(a, f, base + ATTENTION_KEYS);
 		if (base < r.end) {
-			float s[8][4];
+			float s[8][4], rescale[2];
 
 			attention_score<D>(q, shared + attention_slot<feed>(base, 0) * f.HALF, s);
 			if (base + ATTENTION_KEYS - 1u > r.first) {
 				attention_mask(r, base, s);
 			}
-			attention_soften(r, s);
+			attention_soften(r, s, rescale);
+			attention_rescale(r, rescale);
 			attention_round(s, p);
 		}
 		attention_await<feed>();
@@ -454,26 +464,28 @@ static __device__ __forceinline__ void attention_run(const kvk_nn_attention_t &a
 	attention_store(a, r);
 }
 
-/* gpu_attention.c knows threads and slots as well. */
-
-extern "C" __global__ void __launch_bounds__(128, 4) kvk_nn_attention_64(const __grid_constant__ kvk_nn_attention_t a)
+extern "C" __global__ void __launch_bounds__(KVK_NN_ATTENTION_THREADS, 4)
+kvk_nn_attention_64(const __grid_constant__ kvk_nn_attention_t a)
 {
-	attention_run<64, 128, 4>(a);
+	attention_run<64, KVK_NN_ATTENTION_THREADS, KVK_NN_ATTENTION_SLOTS>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) kvk_nn_attention_128(const __grid_constant__ kvk_nn_attention_t a)
+extern "C" __global__ void __launch_bounds__(KVK_NN_ATTENTION_THREADS, 3)
+kvk_nn_attention_128(const __grid_constant__ kvk_nn_attention_t a)
 {
-	attention_run<128, 128, 4>(a);
+	attention_run<128, KVK_NN_ATTENTION_THREADS, KVK_NN_ATTENTION_SLOTS>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(64, 8) kvk_nn_attention_64_few(const __grid_constant__ kvk_nn_attention_t a)
+extern "C" __global__ void __launch_bounds__(KVK_NN_ATTENTION_FEW_THREADS, 8)
+kvk_nn_attention_64_few(const __grid_constant__ kvk_nn_attention_t a)
 {
-	attention_run<64, 64, 3>(a);
+	attention_run<64, KVK_NN_ATTENTION_FEW_THREADS, KVK_NN_ATTENTION_FEW_SLOTS>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(64, 4) kvk_nn_attention_128_few(const __grid_constant__ kvk_nn_attention_t a)
+extern "C" __global__ void __launch_bounds__(KVK_NN_ATTENTION_FEW_THREADS, 4)
+kvk_nn_attention_128_few(const __grid_constant__ kvk_nn_attention_t a)
 {
-	attention_run<128, 64, 3>(a);
+	attention_run<128, KVK_NN_ATTENTION_FEW_THREADS, KVK_NN_ATTENTION_FEW_SLOTS>(a);
 }
 
 #endif

@@ -4,5 +4,5 @@ extern "C" {
 #include "kvk/nn.h"
 }
 #include "product.cuh"
-#include "attention.cuh"
+#include "attention_wide.cuh"
 #include "rows.cuh"

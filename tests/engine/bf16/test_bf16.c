@@ -35,7 +35,7 @@ typedef struct model {
 
 static void open_model(model_t *model, const kve_config_t *config, int bf16)
 {
-	kve_group_config_t group = {.model = config, .max_rows = bf16 ? 64 : 0};
+	kve_group_config_t group = {.model = config, .max_rows = bf16 ? 96 : 0};
 
 	*model = (model_t){.devices = bf16 ? open_twin() : NULL};
 	group.devices = model->devices;
@@ -151,9 +151,10 @@ KV_TEST(shapes_that_devices_cannot_compute_are_refused_with_a_sentence)
 
 KV_TEST(tiles_with_most_keys_go_first)
 {
-	static const uint32_t starts[] = {0, 100, 3, 33}, counts[] = {50, 1, 40, 2};
+	static const uint32_t starts[] = {0, 100, 3, 33}, counts[] = {82, 1, 72, 2};
+	const kvk_nn_heads_t heads = {shape.heads, shape.kv_heads, shape.head_dim, shape.block_tokens};
 	kve_span_t spans[KV_COUNT_OF(starts)];
-	uint32_t tokens[64] = {0}, rows = 0;
+	uint32_t tokens[82] = {0}, rows = 0;
 	const kve_bf16_microbatch_t *m;
 	model_t model;
 
@@ -162,18 +163,18 @@ KV_TEST(tiles_with_most_keys_go_first)
 		spans[s] = (kve_span_t){tokens, counts[s], starts[s], model.blocks, NULL};
 	}
 	assert_int_equal(kve_rank_forward(model.rank, &model.cache, spans, 2, NULL), KV_OK);
-	assert_int_equal(model.rank->bf16->microbatches[0].most_rows, 32);
+	assert_int_equal(model.rank->bf16->microbatches[0].most_rows, kvk_nn_tile_rows(&heads));
 	assert_int_equal(kve_rank_forward(model.rank, &model.cache, spans + 1, 3, NULL), KV_OK);
 	m = &model.rank->bf16->microbatches[0];
 	assert_int_equal(m->tiles, 4);
-	assert_int_equal(m->most_rows, 32);
+	assert_int_equal(m->most_rows, kvk_nn_tile_rows(&heads));
 	for (uint32_t i = 0; i < m->tiles; i++) {
 		const kvk_nn_tile_t *tile = &m->tile[i];
 
 		rows += tile->rows;
 		assert_true(i == 0 || tile[-1].position + tile[-1].rows >= tile->position + tile->rows);
 	}
-	assert_int_equal(rows, 43);
+	assert_int_equal(rows, 75);
 	close_model(&model);
 }
 
