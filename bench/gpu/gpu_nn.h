@@ -66,6 +66,7 @@ template <class T> static inline T *nn_upload(const std::vector<T> &from)
 	T *at = nn_array<T>(from.size() + 1);
 
 	CU(cudaMemcpy(at, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
+	CU(cudaStreamSynchronize(nullptr)); // the copy may have come no further than to the driver's own memory
 
 	return at;
 }
