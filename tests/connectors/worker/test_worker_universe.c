@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define ARRIVED_US 5000u /* all that was prefetched may have come by then */
 #define STEPS 90u
 #define FRESH 6u /* steps */
 
@@ -358,6 +359,9 @@ static int begin_step(world_t *w)
 	if (w->now.prefetched && u_one_in(w, 4)) {
 		w->now.held = 0;
 		wr_device_hold(0);
+		if (u_one_in(w, 2)) {
+			usleep(ARRIVED_US);
+		}
 		wr_device_trace("given up: step, second stream", w->wr.step, (uint32_t)w->second_stream);
 		abandon(w);
 	} else {
