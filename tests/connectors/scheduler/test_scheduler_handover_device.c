@@ -2,6 +2,7 @@
  * without, and nothing is left. Both requests are of one half here. A second space in host memory stands in for that of
  * either GPU: the producer's own one, and the same one as another engine names it. */
 #include "connectors/scheduler/sched_rig.h"
+#include "scheduler/lease_cache.h"
 #include "scheduler/names/spaces.h"
 
 #include <signal.h>
@@ -387,6 +388,41 @@ SR_CASE(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there)
 }
 SR_ALSO(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there, OWN)
 SR_ALSO(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there, PRIVATE)
+
+/* The consumer has the lease of a piece, or of the last load. */
+static int is_leased(int is_piece)
+{
+	for (const kvx_sload_t *load = sr.scheduler->loads; load; load = load->next) {
+		if (!load->open && ((load->flags & KVX_MSG_MORE) != 0) == is_piece) {
+			return kvx_load_lease_state(load) == KVC_OK;
+		}
+	}
+
+	return 0;
+}
+
+/* A rank names the request as finished after its last load. */
+SR_CASE(p1_the_last_load_of_a_hand_over_waits_for_a_piece_that_the_gpu_lacks, there)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	sr.cut_device_leases = 6;
+	sr.hold_host_saves = 1;
+	sr_run_tokens(&p, 0, 80);
+	SR_UNTIL(is_leased(1));
+	sr.cut_device_leases = 0;
+	sr_run_tokens(&p, 80, 200);
+	SR_UNTIL(is_leased(0));
+	for (uint32_t i = 0; i < 20; i++) {
+		(void)sr_step();
+	}
+	assert_int_equal(sr_outcome(&d).load, KVC_PENDING);
+	assert_false(sr_is_right(&d, 24, 25));
+	sr_release_host_saves();
+	sr_finish(&p);
+	must_come(25, 1);
+}
+SR_ALSO(p1_the_last_load_of_a_hand_over_waits_for_a_piece_that_the_gpu_lacks, there, OWN)
 
 SR_CASE(p7_what_the_gpu_leases_not_at_all_comes_from_the_host, there)
 {
