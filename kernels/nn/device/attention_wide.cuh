@@ -20,8 +20,8 @@
 #define KVK_NN_ATTENTION_WIDE_CUH
 
 #include "attention.cuh"
-#include "cuda/device/bulk.cuh"
 #include "nn/device/attention.h"
+#include "nn/device/wgmma.cuh"
 
 enum : uint32_t {
 	ATTENTION_WIDE_AHEAD = 5, /* halves that are on their way */
@@ -46,18 +46,9 @@ static __device__ __forceinline__ void attention_await_half(const attention_ring
 	barrier_wait(&ring.full[half % KVK_NN_ATTENTION_WIDE_SLOTS], half / KVK_NN_ATTENTION_WIDE_SLOTS & 1u);
 }
 
-/* One arrival for the whole warp, of what all its lanes did before. */
-static __device__ __forceinline__ void attention_arrive(uint64_t *barrier)
-{
-	__syncwarp();
-	if (threadIdx.x % 32u == 0) {
-		asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-	}
-}
-
 static __device__ __forceinline__ void attention_give_back(const attention_ring &ring, uint32_t half)
 {
-	attention_arrive(&ring.empty[half % KVK_NN_ATTENTION_WIDE_SLOTS]);
+	wgmma::arrive(&ring.empty[half % KVK_NN_ATTENTION_WIDE_SLOTS]);
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -67,7 +58,7 @@ static __device__ __forceinline__ void attention_give_back(const attention_ring 
 static __device__ __forceinline__ void attention_announce(const attention_ring &ring, uint32_t half)
 {
 	bulk_fence();
-	attention_arrive(&ring.full[half % KVK_NN_ATTENTION_WIDE_SLOTS]);
+	wgmma::arrive(&ring.full[half % KVK_NN_ATTENTION_WIDE_SLOTS]);
 }
 
 template <uint32_t D>
@@ -99,13 +90,6 @@ static __device__ __forceinline__ void attention_feed_wide(const kvk_nn_attentio
 }
 
 /* ---- multiplying ----------------------------------------------------------------------------- */
-
-/* A factor in columns of 128-byte rows, in the swizzle of 128 bytes (1 in the two upper bits); eight rows are 1,024
- * bytes. `column`: bytes to the next column, where outputs lie side by side. */
-static __device__ __forceinline__ uint64_t attention_describe(uint32_t address, uint32_t column)
-{
-	return (uint64_t)1 << 62 | (uint64_t)(1024u >> 4) << 32 | (uint64_t)(column >> 4) << 16 | (address & 0x3ffffu) >> 4;
-}
 
 #define S4(n)	"+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define S32(n)	S4(n), S4(n + 1), S4(n + 2), S4(n + 3), S4(n + 4), S4(n + 5), S4(n + 6), S4(n + 7)
@@ -144,42 +128,28 @@ static __device__ __forceinline__ void attention_multiply_128(float (&d)[16][4],
 #undef S4
 #undef S32
 
-/* Nothing that touches these moves across it. */
-template <uint32_t N> static __device__ __forceinline__ void attention_hold(float (&d)[N][4])
-{
-#pragma unroll
-	for (uint32_t n = 0; n < N; n++) {
-		asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
-	}
-}
-
-template <int N> static __device__ __forceinline__ void attention_await_products(void)
-{
-	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
 /* Scores of a tile of keys are enqueued. */
 template <uint32_t D>
 static __device__ __forceinline__ void attention_enqueue_scores(const uint32_t (&q)[D / 16u][4], uint32_t keys, float (&s)[8][4])
 {
-	attention_hold(s);
-	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+	wgmma::hold<32>(s[0]);
+	wgmma::open();
 #pragma unroll
 	for (uint32_t k = 0; k < D / 16u; k++) {
-		attention_multiply_64<0>(s, q[k], attention_describe(keys + k / 4u * ATTENTION_COLUMN, 16u) + k % 4u * 2u, k);
+		attention_multiply_64<0>(s, q[k], wgmma::describe(keys + k / 4u * ATTENTION_COLUMN) + k % 4u * 2u, k);
 	}
-	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+	wgmma::close();
 }
 
 /* Weights of 64 keys times their values. */
 template <uint32_t D>
 static __device__ __forceinline__ void attention_enqueue_outputs(const uint32_t (&p)[4][4], uint32_t values, float (&o)[D / 8u][4])
 {
-	attention_hold(o);
-	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+	wgmma::hold<D / 2u>(o[0]);
+	wgmma::open();
 #pragma unroll
 	for (uint32_t k = 0; k < 4u; k++) {
-		const uint64_t w = attention_describe(values + k * 16u * ATTENTION_WIDE_PITCH, ATTENTION_COLUMN);
+		const uint64_t w = wgmma::describe(values + k * 16u * ATTENTION_WIDE_PITCH, ATTENTION_COLUMN);
 
 		if constexpr (D == 128u) {
 			attention_multiply_128(o, p[k], w);
@@ -187,7 +157,7 @@ static __device__ __forceinline__ void attention_enqueue_outputs(const uint32_t 
 			attention_multiply_64<1>(o, p[k], w, 1);
 		}
 	}
-	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+	wgmma::close();
 }
 
 template <uint32_t D>
@@ -216,8 +186,8 @@ static __device__ __forceinline__ void attention_sum_rows(const attention_ring &
 
 	attention_await_half(ring, 0);
 	attention_enqueue_scores<D>(q, attention_slot_at<D>(ring, 0), s);
-	attention_await_products<0>();
-	attention_hold(s);
+	wgmma::wait<0>();
+	wgmma::hold<32>(s[0]);
 	attention_give_back(ring, 0);
 	attention_weigh_scores(r, 0, s, rescale);
 	attention_round(s, p);
@@ -227,20 +197,20 @@ static __device__ __forceinline__ void attention_sum_rows(const attention_ring &
 		attention_await_half(ring, keys);
 		attention_enqueue_scores<D>(q, attention_slot_at<D>(ring, keys), s);
 		attention_enqueue_outputs<D>(p, attention_slot_at<D>(ring, values), r.o);
-		attention_await_products<1>();
-		attention_hold(s);
+		wgmma::wait<1>();
+		wgmma::hold<32>(s[0]);
 		attention_give_back(ring, keys);
 		attention_weigh_scores(r, tile * ATTENTION_KEYS, s, rescale);
-		attention_await_products<0>();
-		attention_hold(r.o);
+		wgmma::wait<0>();
+		wgmma::hold<D / 2u>(r.o[0]);
 		attention_give_back(ring, values);
 		attention_rescale(r, rescale);
 		attention_round(s, p);
 	}
 	attention_await_half(ring, tiles * 2u - 1u);
 	attention_enqueue_outputs<D>(p, attention_slot_at<D>(ring, tiles * 2u - 1u), r.o);
-	attention_await_products<0>();
-	attention_hold(r.o);
+	wgmma::wait<0>();
+	wgmma::hold<D / 2u>(r.o[0]);
 	attention_give_back(ring, tiles * 2u - 1u);
 }
 

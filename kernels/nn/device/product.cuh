@@ -19,8 +19,8 @@
 #ifndef KVK_NN_PRODUCT_CUH
 #define KVK_NN_PRODUCT_CUH
 
-#include "cuda/device/bulk.cuh"
 #include "nn/device/product.h"
+#include "nn/device/wgmma.cuh"
 
 namespace nn_product {
 
@@ -92,15 +92,6 @@ static __device__ __forceinline__ void wait_for(uint64_t *barrier, uint32_t pari
 #else
 	barrier_wait(barrier, parity);
 #endif
-}
-
-/* One arrival for the whole warp, of what all its lanes did before. */
-static __device__ __forceinline__ void arrive(uint64_t *barrier)
-{
-	__syncwarp();
-	if (threadIdx.x % 32u == 0) {
-		asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-	}
 }
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
@@ -286,7 +277,7 @@ static __device__ __forceinline__ void load_weights(const kvk_nn_product_t &p, c
 template <uint32_t PANELS> static __device__ __forceinline__ void announce(const block &b, uint32_t step)
 {
 	bulk_fence();
-	arrive(&b.full[step % KVK_NN_PRODUCT_STAGES(PANELS)]);
+	wgmma::arrive(&b.full[step % KVK_NN_PRODUCT_STAGES(PANELS)]);
 }
 
 /* The last LEFT of `done` steps. */
@@ -358,14 +349,6 @@ static __device__ __forceinline__ void load(const kvk_nn_product_t &p, const blo
 
 /* ---- multiplying ----------------------------------------------------------------------------- */
 
-/* Rows of 128 bytes, eight of them 1,024 bytes behind the eight before, in the swizzle of 128 bytes (1 in the two upper
- * bits). k is contiguous in both operands; 16 inputs further is 32 bytes, 2 here, since addresses are swizzled after
- * they are summed. */
-static __device__ __forceinline__ uint64_t describe(uint32_t address)
-{
-	return (uint64_t)1 << 62 | (uint64_t)(1024u >> 4) << 32 | (uint64_t)1 << 16 | (address & 0x3ffffu) >> 4;
-}
-
 #define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
@@ -424,20 +407,6 @@ static __device__ __forceinline__ void multiply(float *d, uint64_t rows, uint64_
 	}
 }
 
-/* Nothing that touches the sums moves across it. */
-template <uint32_t PANELS> static __device__ __forceinline__ void hold(float *d)
-{
-#pragma unroll
-	for (uint32_t i = 0; i < count_values(PANELS); i++) {
-		asm volatile("" : "+f"(d[i])::"memory");
-	}
-}
-
-template <int N> static __device__ __forceinline__ void wait_for_products(void)
-{
-	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
 /* The products of one tile, from step `done` of the block on. One step's are on their way while the next one's are
  * enqueued; then the step before has been read. */
 template <uint32_t PANELS>
@@ -448,25 +417,25 @@ static __device__ __forceinline__ void sum_tile(const block &b, uint32_t half, u
 	for (uint32_t step = 0; step < b.steps; step++) {
 		const uint32_t now = done + step, stage = now % STAGES;
 		const uint32_t at = b.stages + stage * KVK_NN_PRODUCT_STAGE(PANELS);
-		const uint64_t rows = describe(at + half * HALF * ROW_BYTES), weights = describe(at + TILE_BYTES);
+		const uint64_t rows = wgmma::describe(at + half * HALF * ROW_BYTES), weights = wgmma::describe(at + TILE_BYTES);
 
 		wait_for(&b.full[stage], now / STAGES & 1u);
-		hold<PANELS>(d);
-		asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+		wgmma::hold<count_values(PANELS)>(d);
+		wgmma::open();
 #pragma unroll
 		for (uint32_t i = 0; i < KVK_NN_DEPTH / 16u; i++) {
 			multiply<PANELS>(d, rows + 2u * i, weights + 2u * i, step | i);
 		}
-		asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-		hold<PANELS>(d);
-		wait_for_products<1>();
+		wgmma::close();
+		wgmma::hold<count_values(PANELS)>(d);
+		wgmma::wait<1>();
 		if (step > 0) {
-			arrive(&b.empty[(now - 1u) % STAGES]);
+			wgmma::arrive(&b.empty[(now - 1u) % STAGES]);
 		}
 	}
-	wait_for_products<0>();
-	hold<PANELS>(d);
-	arrive(&b.empty[(done + b.steps - 1u) % STAGES]);
+	wgmma::wait<0>();
+	wgmma::hold<count_values(PANELS)>(d);
+	wgmma::arrive(&b.empty[(done + b.steps - 1u) % STAGES]);
 }
 
 /* ---- storing --------------------------------------------------------------------------------- */
@@ -617,7 +586,7 @@ static __device__ __forceinline__ void compute(const kvk_nn_product_t &p, const 
 		if (half * HALF >= t.rows) {
 			for (uint32_t now = done; now < done + b.steps; now++) {
 				wait_for(&b.full[now % STAGES], now / STAGES & 1u);
-				arrive(&b.empty[now % STAGES]);
+				wgmma::arrive(&b.empty[now % STAGES]);
 			}
 			continue;
 		}

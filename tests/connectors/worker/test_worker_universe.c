@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #define ARRIVED_US 5000u /* all that was prefetched may have come by then */
-#define STEPS 90u
-#define FRESH 6u /* steps */
+#define STEPS      90u
+#define FRESH      6u /* steps */
 
 static const u_profile_t profiles[] = {
 	/* ranks, groups, layers; prefetched, held, refused, killed, closed */
