@@ -1,15 +1,7 @@
 #!/bin/sh
 # kve bench and kve check: their options, what they print, and one sentence for each bad input: commands.sh KVE
-set -eu
-kve=$1
-dir=$(mktemp -d /tmp/kvd-test-XXXXXX)
-trap 'rm -rf "$dir"' EXIT
-
-fail() {
-	echo "$1"
-	cat "$dir/out" "$dir/err"
-	exit 1
-}
+# shellcheck disable=SC2154 # kve.sh sets kve and dir
+. "$(dirname "$0")/../kve.sh"
 
 # model HEAD_DIM MEMBERS TYPE: a config.json of two layers; MEMBERS: those of its MLP, each with a comma behind it.
 model() {
@@ -58,16 +50,6 @@ runs check --config "$dir/moe" --layers 1 --requests=8 --seed=2
 [ "$(grep -c ': 8 of 8 answers are the first way' "$dir/out")" -eq 10 ] || fail "not all ways were compared"
 
 # ---- bad input ----
-# bad EXIT_CODE SENTENCE ARGUMENT...
-bad() {
-	code=0
-	expected=$1 sentence=$2
-	shift 2
-	"$kve" "$@" >"$dir/out" 2>"$dir/err" || code=$?
-	[ "$code" -eq "$expected" ] || fail "exit code $code of: $*"
-	[ "$(wc -l <"$dir/err")" -eq 1 ] || fail "not one line for: $*"
-	grep -qF -e "$sentence" "$dir/err" || fail "another sentence for: $*"
-}
 for command in bench check; do
 	bad 2 'did you mean `layers`?' $command --layer 3
 	bad 2 '--device needs a value' $command --device
@@ -90,6 +72,7 @@ bad 2 'requests: 0 is below the minimum, 1' check --requests 0
 bad 1 'too few --requests' check --config "$dir/moe" --layers 1 --requests 1
 bad 74 "$dir/none/trace" bench --config "$dir/dense" --tokens 2 --rounds 1 --timeline "$dir/none/trace"
 # A driver of CUDA that has no GPU to show, or none at all.
+# ---- bad input ----
 for command in bench check; do
 	CUDA_VISIBLE_DEVICES=-1 bad 69 '--device: ' $command --device gpu
 done

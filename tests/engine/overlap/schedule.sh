@@ -1,16 +1,8 @@
 #!/bin/sh
 # kve schedule: the figures of the cost model, a timeline in characters and as a trace, and one sentence for each bad input: schedule.sh KVE
-set -eu
-kve=$1
-dir=$(mktemp -d /tmp/kvd-test-XXXXXX)
-trap 'rm -rf "$dir"' EXIT
+# shellcheck disable=SC2154 # kve.sh sets kve and dir
+. "$(dirname "$0")/../kve.sh"
 halves="--attention 100 --dispatch 150 --experts 200 --combine 150"
-
-fail() {
-	echo "$1"
-	cat "$dir/out" "$dir/err"
-	exit 1
-}
 
 # shellcheck disable=SC2086
 "$kve" schedule --mode dbo --layers 8 $halves --timeline "$dir/trace" >"$dir/out" 2>"$dir/err"
@@ -35,16 +27,6 @@ transport  ..........D0000000000000000000..............................C00000000
 END
 cmp "$dir/out" "$dir/expected" || fail "the timeline of one layer is another"
 
-# bad EXIT_CODE SENTENCE ARGUMENT...
-bad() {
-	code=0
-	expected=$1 sentence=$2
-	shift 2
-	"$kve" "$@" >"$dir/out" 2>"$dir/err" || code=$?
-	[ "$code" -eq "$expected" ] || fail "exit code $code of: $*"
-	[ "$(wc -l <"$dir/err")" -eq 1 ] || fail "not one line for: $*"
-	grep -qF -e "$sentence" "$dir/err" || fail "another sentence for: $*"
-}
 bad 2 'the command is "schedule"'
 bad 2 'not "measure"' measure
 bad 2 '--layers is missing' schedule
