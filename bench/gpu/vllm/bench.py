@@ -98,7 +98,7 @@ class Run:
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
         environment["PYTHONPATH"] = f"{HERE}:{environment.get('PYTHONPATH', '')}"
-        command = [sys.executable, str(HERE / "engine.py"), str(stem.with_suffix(".order")), str(stem.with_suffix(".json"))]
+        command = [sys.executable, str(HERE / "phases.py"), str(stem.with_suffix(".order")), str(stem.with_suffix(".json"))]
         child = subprocess.Popen(command, stdout=stem.with_suffix(".log").open("wb"), stderr=subprocess.STDOUT, env=environment, start_new_session=True)
         self.children.append(child)
         return child

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from engine import Bench
+from engine import Bench
 
 Prompt = list[int]
 TOKENS = 8

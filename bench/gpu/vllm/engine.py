@@ -1,4 +1,4 @@
-"""One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
+"""What one vLLM engine is asked, with stop-watches; phases.py runs it.
 
 phases: cold, gpu (the engine's own cache), kept (what each tier has), hit (the engine's cache dropped first), in_turn (each hit beside an own one), again (the same once more), fresh (other prompts, cold), together, burst, steady,
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
@@ -18,21 +18,18 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
 
 import faults
 import model
-from changed import Changes
 from daemon import Daemon
-from failed import TOKENS, Failures
-from pair import Decode, Peers, Prefill
 
 Prompt = list[int]
 BURST = 48
 FOUND_S = 90.0  # in which a prompt is
+TOKENS = 16  # of an answer that is compared with one of another engine
 BEFORE = ("unread", "unnamed")  # phases that come before the engine
 WITHOUT = {"reference", "expected"}  # phases of engines that have no connector
 USERS, TURNS, TURN = 16, 8, 4096  # of a talk: tokens of a turn
@@ -82,20 +79,6 @@ def hooks_of(file: Path, began: int, ended: int) -> dict[str, Any]:
             of["calls"] += 1
             of["took"] = round(of["took"] + took / 1e6, 3)
     return {**found, "all": round((ended - began) / 1e6, 3)}
-
-
-# Phases of other files.
-ELSEWHERE: dict[str, Callable[[Bench], None]] = {
-    "prefill": lambda bench: Prefill(bench).serve(),
-    "paired": lambda bench: Decode(bench).times(),
-    "handed": lambda bench: Decode(bench).check(),
-    "pushing": lambda bench: Decode(bench).pushing(),
-    "other_gpu": lambda bench: Peers(bench).times(),
-    "other_gpu_same": lambda bench: Peers(bench).check(),
-    "changed": lambda bench: Changes(bench, prompts_of(bench.order["seed"], [1030] * 4)).run(),
-    "reference": lambda bench: Failures(bench).reference(),
-    "failed": lambda bench: Failures(bench).run(bench.daemon),
-}
 
 
 class Bench:
@@ -513,30 +496,13 @@ class Bench:
     def expected(self) -> None:
         Path(self.order["tokens"]).write_text(json.dumps([self.choices(prompt, TOKENS) for prompt in self.checked()]))
 
-    def run(self) -> None:
+    def run(self, elsewhere: dict[str, Callable[[Bench], None]]) -> None:
+        """All phases; `elsewhere`: those of other files."""
         if "named" not in self.order["phases"]:
             for n in (33, 700, 9000, 2000):
                 self.ask(prompts_of(n, [n]), 3)
         for phase in self.order["phases"]:
             if phase not in BEFORE:
-                ELSEWHERE.get(phase, lambda bench: getattr(bench, phase)())(self)
+                elsewhere.get(phase, lambda bench: getattr(bench, phase)())(self)
         self.wait_for_saves()
         self.note("done", True)
-
-
-def main() -> None:
-    order = json.loads(Path(sys.argv[1]).read_text())
-    daemon = None
-    if order["daemon"] and not WITHOUT.intersection(order["phases"]):
-        own = order["daemon"]
-        environment = faults.hanging_disk(Path(own["work"]))
-        daemon = Daemon(Path(own["kvd"]), Path(own["work"]), [*own["options"], "--keeper=off", "--nvme.io_engine=threads"], environment, group=True)
-        daemon.start()
-    bench = Bench(order, Path(sys.argv[2]), daemon)
-    bench.run()
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

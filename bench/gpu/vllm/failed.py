@@ -9,19 +9,17 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import faults
 import gpu_memory
 from daemon import Daemon
-
-if TYPE_CHECKING:
-    from engine import Bench
+from engine import TOKENS, Bench
 
 Prompt = list[int]
 Answer = list[list[list[float]]]  # of each token: the engine's choices, the likeliest first, with how much less likely they are (the logarithm)
 NEAR = 0.125  # a step of bfloat16 at logits of 16 to 32
-TOGETHER, TOKENS, ATTACH_S, WRITTEN_S = 8, 16, 60.0, 0.5
+TOGETHER, ATTACH_S, WRITTEN_S = 8, 60.0, 0.5
 
 
 def differs(got: list[int], right: Answer) -> int:

@@ -9,12 +9,10 @@ import socket
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
-from failed import TOKENS, Failures
-
-if TYPE_CHECKING:
-    from engine import Bench
+from engine import ALONE, TOKENS, Bench, mean, prompts_of, steps_between
+from failed import Failures
 
 Json = dict[str, Any]
 Prompt = list[int]
@@ -165,8 +163,6 @@ class Decode:
     def beside_pushes(self, prompts: list[Prompt]) -> Json:
         """Milliseconds of a step of a request that generates, the mean: alone, or while the prompts come in one after the other; all of its steps, with those that answer a prompt
         as well, and the longest; and how many prompts did not come in GPU memory."""
-        from engine import ALONE, mean, steps_between
-
         before, sent = self.bench.counters()["handovers_received_gpu"], 0
         began = 0.0
 
@@ -193,8 +189,6 @@ class Decode:
         return {"beside": round(1e3 * mean(steps), 4), "all steps": round(1e3 * mean(every), 4), "longest": round(1e3 * max(every, default=0.0), 2), "missed": len(prompts) - came}
 
     def prompts(self, at: int, n: int, count: int) -> list[Prompt]:
-        from engine import prompts_of
-
         return prompts_of(self.bench.order["seed"] + 100 * n + at, [n] * count)
 
     def note(self, name: str, seconds: list[float], pairs: list[tuple[Json, Json]]) -> None:
