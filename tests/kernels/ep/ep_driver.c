@@ -41,6 +41,7 @@ static uint64_t launches, copied;
 static char trace[256];
 
 int ep_driver_has_kernels;
+void (*ep_driver_before_copy)(void);
 
 /* In place of cuda/driver/image.c. */
 const void *kvk_gpu_image(void)
@@ -245,6 +246,9 @@ static int copy(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_
 			return CU_INVALID;
 		}
 		BEGIN(copy_async, NEEDS_CONTEXT)
+		if (ep_driver_before_copy) {
+			ep_driver_before_copy();
+		}
 		if (side) {
 			copy_late(side, dst, src, bytes);
 		} else {

@@ -21,6 +21,7 @@ void ep_driver_compute(kvk_cu_stream_t stream);
  * for the caller's at "fork", and the caller's for it at "join". */
 const char *ep_driver_trace(void);
 
-extern int ep_driver_has_kernels; /* of kernels/ep, in this build */
+extern int ep_driver_has_kernels;           /* of kernels/ep, in this build */
+extern void (*ep_driver_before_copy)(void); /* NULL: nothing is called */
 
 #endif

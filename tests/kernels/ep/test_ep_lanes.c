@@ -88,6 +88,30 @@ static void close_group(void)
 
 /* ---- a number -------------------------------------------------------------------------------- */
 
+static struct {
+	uint32_t rank;
+	uint32_t kind;
+	uint64_t number;
+} sending;
+
+/* What is still to be copied was not announced to anybody. */
+static void no_flag_is_up(void)
+{
+	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
+		const size_t at = kvk_ep_flag_at(&w.plan, sending.kind, sending.rank);
+
+		assert_true(r == sending.rank || *(const uint64_t *)(uintptr_t)(w.heaps[r] + at) < sending.number);
+	}
+}
+
+static void begin_sending(uint32_t rank, uint32_t kind, uint64_t number)
+{
+	sending.rank = rank;
+	sending.kind = kind;
+	sending.number = number;
+	ep_driver_before_copy = no_flag_is_up;
+}
+
 static void send_all(uint32_t slot, uint64_t number)
 {
 	const ep_routing_t routing = (ep_routing_t)below(EP_ROUTINGS);
@@ -99,7 +123,9 @@ static void send_all(uint32_t slot, uint64_t number)
 
 		ep_batch_draw(b, &w.plan, &w.rng, r, routing);
 		ep_batch_bound(b, most);
+		begin_sending(r, KVK_EP_DISPATCH, number);
 		assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[r], &b->tokens, NULL, &sent), KV_OK);
+		ep_driver_before_copy = NULL;
 		assert_int_equal(kvk_ep_dispatch_send(w.twins[r], &b->tokens, &twin_sent), KV_OK);
 		assert_true(sent == number && twin_sent == number);
 	}
@@ -143,7 +169,9 @@ static void end_number(uint32_t slot, uint64_t number)
 {
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
 		receive_and_reduce(r, number);
+		begin_sending(r, KVK_EP_COMBINE, number);
 		assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], number, NULL), KV_OK);
+		ep_driver_before_copy = NULL;
 	}
 	take_sums(slot, number);
 }
@@ -223,7 +251,9 @@ static void reduce_then_send(uint64_t first)
 			receive_and_reduce(r, first + slot);
 		}
 		for (uint32_t slot = 0; slot < SLOTS; slot++) {
+			begin_sending(r, KVK_EP_COMBINE, first + slot);
 			assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], first + slot, NULL), KV_OK);
+			ep_driver_before_copy = NULL;
 		}
 	}
 	for (uint32_t slot = 0; slot < SLOTS; slot++) {
