@@ -28,11 +28,11 @@ build() {
 	cmake --build $copy/build/release --target "$1" >$copy.log 2>&1
 }
 
-# FOLDER TESTS: `killer` is the first of these tests that fails, empty if none does.
+# FOLDER TESTS: `killer` is the first of these tests that fails, or that runs after ten minutes; empty if none does.
 run_tests() {
 	killer=
-	ctest --test-dir "$copy/build/release/$1" -R "$2" -j "$(nproc)" --timeout 120 --stop-on-failure >$copy.log 2>&1 ||
-		killer=$(awk '/\*\*\*/ {print $4; exit}' $copy.log)
+	timeout -k 5 600 ctest --test-dir "$copy/build/release/$1" -R "$2" -j "$(nproc)" --stop-on-failure >$copy.log 2>&1 ||
+		killer=$(awk '/\*\*\*/ {failed = failed ? failed : $4} /^ *Start/ {last = $NF} END {print failed ? failed : last}' $copy.log)
 }
 
 # NAME FOLDER: the test that it died of before, then all of the folder. 1: it does not compile.
