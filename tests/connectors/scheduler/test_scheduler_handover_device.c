@@ -365,21 +365,32 @@ SR_CASE(p7_what_the_host_did_not_save_comes_from_the_gpu, there)
 	assert_int_equal(sr_stats().handovers_send_failed, 0);
 }
 
-/* The consumer's share of that GPU is smaller than the prompt: the rest is awaited in host memory, and comes from
- * there. */
-SR_CASE(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there)
+/* Of the first 80 tokens the consumer leases six blocks there, and the host has none yet. */
+static void lease_too_few(uint32_t n)
 {
-	receive(203, producer_gpu());
-	begin_sending(203);
+	receive(n, producer_gpu());
+	begin_sending(n);
 	sr.cut_device_leases = 6;
 	sr.hold_host_saves = 1;
 	sr_run_tokens(&p, 0, 80);
-	sr_run_tokens(&p, 80, 203);
-	SR_UNTIL(sr_stats().gpu_blocks == (sr.row & PRIVATE ? 26 : 25));
+}
+
+static void must_wait(void)
+{
 	for (uint32_t i = 0; i < 20; i++) {
 		(void)sr_step();
 	}
 	assert_int_equal(sr_outcome(&d).load, KVC_PENDING);
+}
+
+/* The consumer's share of that GPU is smaller than the prompt: the rest is awaited in host memory, and comes from
+ * there. */
+SR_CASE(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there)
+{
+	lease_too_few(203);
+	sr_run_tokens(&p, 80, 203);
+	SR_UNTIL(sr_stats().gpu_blocks == (sr.row & PRIVATE ? 26 : 25));
+	must_wait();
 	sr_release_host_saves();
 	sr_finish(&p);
 	must_come(sr.row & PRIVATE ? 26 : 25, 1);
@@ -404,19 +415,12 @@ static int is_leased(int is_piece)
 /* A rank names the request as finished after its last load. */
 SR_CASE(p1_the_last_load_of_a_hand_over_waits_for_a_piece_that_the_gpu_lacks, there)
 {
-	receive(200, producer_gpu());
-	begin_sending(200);
-	sr.cut_device_leases = 6;
-	sr.hold_host_saves = 1;
-	sr_run_tokens(&p, 0, 80);
+	lease_too_few(200);
 	SR_UNTIL(is_leased(1));
 	sr.cut_device_leases = 0;
 	sr_run_tokens(&p, 80, 200);
 	SR_UNTIL(is_leased(0));
-	for (uint32_t i = 0; i < 20; i++) {
-		(void)sr_step();
-	}
-	assert_int_equal(sr_outcome(&d).load, KVC_PENDING);
+	must_wait();
 	assert_false(sr_is_right(&d, 24, 25));
 	sr_release_host_saves();
 	sr_finish(&p);

@@ -72,7 +72,6 @@ bad 2 'requests: 0 is below the minimum, 1' check --requests 0
 bad 1 'too few --requests' check --config "$dir/moe" --layers 1 --requests 1
 bad 74 "$dir/none/trace" bench --config "$dir/dense" --tokens 2 --rounds 1 --timeline "$dir/none/trace"
 # A driver of CUDA that has no GPU to show, or none at all.
-# ---- bad input ----
 for command in bench check; do
 	CUDA_VISIBLE_DEVICES=-1 bad 69 '--device: ' $command --device gpu
 done

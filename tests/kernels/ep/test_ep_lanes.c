@@ -112,6 +112,13 @@ static void begin_sending(uint32_t rank, uint32_t kind, uint64_t number)
 	ep_driver_before_copy = no_flag_is_up;
 }
 
+static void combine_send(uint32_t r, uint64_t number)
+{
+	begin_sending(r, KVK_EP_COMBINE, number);
+	assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], number, NULL), KV_OK);
+	ep_driver_before_copy = NULL;
+}
+
 static void send_all(uint32_t slot, uint64_t number)
 {
 	const ep_routing_t routing = (ep_routing_t)below(EP_ROUTINGS);
@@ -169,9 +176,7 @@ static void end_number(uint32_t slot, uint64_t number)
 {
 	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
 		receive_and_reduce(r, number);
-		begin_sending(r, KVK_EP_COMBINE, number);
-		assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], number, NULL), KV_OK);
-		ep_driver_before_copy = NULL;
+		combine_send(r, number);
 	}
 	take_sums(slot, number);
 }
@@ -251,9 +256,7 @@ static void reduce_then_send(uint64_t first)
 			receive_and_reduce(r, first + slot);
 		}
 		for (uint32_t slot = 0; slot < SLOTS; slot++) {
-			begin_sending(r, KVK_EP_COMBINE, first + slot);
-			assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], first + slot, NULL), KV_OK);
-			ep_driver_before_copy = NULL;
+			combine_send(r, first + slot);
 		}
 	}
 	for (uint32_t slot = 0; slot < SLOTS; slot++) {
