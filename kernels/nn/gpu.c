@@ -44,7 +44,7 @@ static kv_status_t load_kernels(kvk_nn_gpu_t *own)
 	own->module = status == KV_OK ? own->module : NULL;
 	for (int i = 0; i < KVK_NN_KERNEL_COUNT && status == KV_OK; i++) {
 		status = KVK_GPU_CALL(gpu, module_function, &own->kernels[i], own->module, names[i]);
-		if (status == KV_OK && i < KVK_NN_KERNEL_DRAW) {
+		if (status == KV_OK && i < KVK_NN_KERNEL_DRAW) { /* products and attention */
 			status = KVK_GPU_CALL(gpu, function_attribute, own->kernels[i], FUNCTION_SHARED,
 					      (int)KVK_NN_SHARED);
 		}

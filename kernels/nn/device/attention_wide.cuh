@@ -38,7 +38,7 @@ struct attention_ring {
 
 template <uint32_t D> static __device__ __forceinline__ uint32_t attention_slot_at(const attention_ring &ring, uint32_t half)
 {
-	return ring.slots + half % KVK_NN_ATTENTION_WIDE_SLOTS * (ATTENTION_KEYS * D * 2u);
+	return ring.slots + half % KVK_NN_ATTENTION_WIDE_SLOTS * KVK_NN_ATTENTION_SLOT(D);
 }
 
 static __device__ __forceinline__ void attention_await_half(const attention_ring &ring, uint32_t half)
@@ -177,6 +177,8 @@ static __device__ __forceinline__ uint32_t attention_count_tiles(const kvk_nn_at
 	return v / group < tile.rows ? (tile.position + min((v + 63u) / group, tile.rows - 1u)) / ATTENTION_KEYS + 1u : 0;
 }
 
+/* Each loading warp announces halves in their order: where the keys of a tile have come, the values before them have,
+ * too. */
 template <uint32_t D>
 static __device__ __forceinline__ void attention_sum_rows(const attention_ring &ring, const uint32_t (&q)[D / 16u][4], uint32_t tiles,
 							  attention_rows<D> &r)
@@ -214,7 +216,7 @@ static __device__ __forceinline__ void attention_sum_rows(const attention_ring &
 	attention_give_back(ring, tiles * 2u - 1u);
 }
 
-/* By one warp group of two; v: its first virtual row. Halves that it does not look at are given back, too. */
+/* By one warp group of two. Halves that it does not look at are given back, too. */
 template <uint32_t D>
 static __device__ __forceinline__ void attention_compute_wide(const kvk_nn_attention_t &a, const kvk_nn_tile_t &tile, const attention_ring &ring)
 {
@@ -242,7 +244,7 @@ template <uint32_t D> static __device__ __forceinline__ void attention_run_wide(
 	constexpr uint32_t SLOTS = KVK_NN_ATTENTION_WIDE_SLOTS;
 	const kvk_nn_tile_t tile = a.tile[blockIdx.y];
 	const uint32_t shared = shared_address(attention_shared), slots = (shared + 1023u) & ~1023u;
-	uint64_t *barriers = (uint64_t *)(attention_shared + (slots - shared) + SLOTS * ATTENTION_KEYS * D * 2u);
+	uint64_t *barriers = (uint64_t *)(attention_shared + (slots - shared) + SLOTS * KVK_NN_ATTENTION_SLOT(D));
 	const attention_ring ring = {slots, barriers, barriers + SLOTS};
 
 	if (threadIdx.x == 0) {
