@@ -48,7 +48,7 @@ bool is_float(kvk_nn_out_t out)
 // Kernels that have one SM: most dense products that tiles of one panel do on the whole device have tiles of two here.
 kvk_nn_t *one_sm;
 
-const uint32_t MARGIN = 40000; // elements before and behind y, more than a tile has
+const uint32_t MARGIN = 50000; // elements before and behind y, more than a tile has
 
 struct case_t {
 	uint32_t k, n;
@@ -219,6 +219,12 @@ void compare(const case_t &c, const std::vector<float> &got, const std::vector<f
 	}
 }
 
+// Of all groups: what tiles of few rows are chosen for.
+uint32_t few_rows(const kvk_nn_product_t &p)
+{
+	return 128 * p.groups;
+}
+
 void check_case(const case_t &c, uint64_t seed)
 {
 	const input_t in = make_input(c, seed);
@@ -236,10 +242,24 @@ void check_case(const case_t &c, uint64_t seed)
 	if (run_gpu(one_sm, c, in, p, y) != got) {
 		fail(c, "other bits on one SM");
 	}
+	if (c.is_grouped) {
+		kvk_nn_product_t few = p, many = p;
+
+		few.first = many.first = c.first.data();
+		few.likely_rows = few_rows(p);
+		many.likely_rows = 1000 * p.groups;
+		if (kvk_nn_choose_tiles(&few, 1) == kvk_nn_choose_tiles(&many, 1)) {
+			fail(c, "the same tiles, however many rows are likely");
+		}
+		if (run_gpu(nn_device.nn, c, in, few, y) != got || run_gpu(one_sm, c, in, few, y) != got || run_gpu(nn_device.nn, c, in, many, y) != got) {
+			fail(c, "other bits in tiles of few rows");
+		}
+	}
 }
 
 // Rows of groups: any number; as many each; half of them in an eighth of the groups; most of them empty.
 enum spread_t { ANY, EVEN, SKEWED, EMPTY, SPREADS };
+const char *const SPREAD_NAMES[] = {"drawn", "even", "skewed", "most are empty"};
 
 words_t make_first(uint32_t groups, uint32_t rows, spread_t spread)
 {
@@ -302,6 +322,18 @@ std::vector<case_t> make_corners()
 	all.push_back({192, 1536, make_first(48, 1500, SKEWED), true, false, KVK_NN_ADD});
 	all.push_back({64, 48, make_first(1100, 1500, ANY), true, true, KVK_NN_F32});
 
+	// Every width that a tile's rows may need, and groups in parts; panels two by two, one left over, cut amid, or alone.
+	words_t every = {0};
+	for (uint32_t rows = 1; rows < 180; rows += 4) {
+		every.push_back(every.back() + rows);
+	}
+	for (const kvk_nn_out_t out : {KVK_NN_BF16, KVK_NN_F32, KVK_NN_ADD, KVK_NN_SWIGLU}) {
+		all.push_back({128, out == KVK_NN_SWIGLU ? 384u : 336u, every, true, out == KVK_NN_SWIGLU, out});
+	}
+	all.push_back({64, 128, every, true, false, KVK_NN_SWIGLU});
+	all.push_back({448, 512, {0, 160, 321, 322, 322, 801}, true, true, KVK_NN_BF16});
+	all.push_back({64, 128, {0, 0, 3000, 3007}, true, false, KVK_NN_BF16}); // more parts than a band has
+
 	return all;
 }
 
@@ -316,7 +348,7 @@ void check_alone(kvk_nn_out_t out)
 	const kvk_nn_product_t p = make_product(many, in);
 	const std::vector<uint8_t> all = run_gpu(nn_device.nn, many, in, p, y);
 
-	if (kvk_nn_choose_panels(&p, kvk_gpu_sms(nn_device.gpu)) != 1 || kvk_nn_choose_panels(&p, 1) != 2) {
+	if (kvk_nn_choose_tiles(&p, kvk_gpu_sms(nn_device.gpu)) != KVK_NN_TILES_OF_ONE_PANEL || kvk_nn_choose_tiles(&p, 1) != KVK_NN_TILES_OF_TWO_PANELS) {
 		fail(many, "the same tiles on one SM: two widths are not compared");
 	}
 	if (run_gpu(one_sm, many, in, p, y) != all) {
@@ -496,7 +528,7 @@ void panel_row(const device_t &d, uint32_t sms, uint32_t rows, uint32_t n, uint3
 {
 	const kvk_nn_product_t p = d.dense(rows, n, k);
 	const double work = 2.0 * rows * n * k;
-	const uint32_t panels = kvk_nn_choose_panels(&p, sms);
+	const uint32_t panels = kvk_nn_choose_tiles(&p, sms) == KVK_NN_TILES_OF_ONE_PANEL ? 1 : 2;
 	kvk_nn_product_t grouped = p;
 	uint32_t *first = nn_upload(words_t{0, rows});
 	kvk_nn_t *nn;
@@ -516,11 +548,11 @@ struct grouped_t {
 
 const uint32_t EXPERTS = 64;
 
-// Half of the rows in an eighth of the experts, if it is skewed. Rows of SWIGLU are gathered, as an engine's are.
-void grouped_row(const device_t &d, const grouped_t &g, uint32_t rows, bool is_skewed)
+// Rows of SWIGLU are gathered, as an engine's are.
+void grouped_row(const device_t &d, const grouped_t &g, uint32_t rows, spread_t spread)
 {
 	const uint32_t all = rows * EXPERTS;
-	const words_t first = make_first(EXPERTS, all, is_skewed ? SKEWED : EVEN);
+	const words_t first = make_first(EXPERTS, all, spread);
 	const double work = 2.0 * all * g.k * g.n, weights = 2.0 * EXPERTS * g.k * g.n;
 	kvk_nn_product_t p = d.dense(all, g.n, g.k);
 	words_t record(all);
@@ -541,7 +573,7 @@ void grouped_row(const device_t &d, const grouped_t &g, uint32_t rows, bool is_s
 		p.record = device_record;
 		p.own_count = all / 2;
 	}
-	row(text("%s, %u experts, k %u, n %u, %u rows an expert, %s", OUT_NAMES[g.out], EXPERTS, g.k, g.n, rows, is_skewed ? "skewed" : "even"),
+	row(text("%s, %u experts, k %u, n %u, %u rows an expert, %s", OUT_NAMES[g.out], EXPERTS, g.k, g.n, rows, SPREAD_NAMES[spread]),
 	    "weights at the rate of a copy, or products at that of 8192^3", 0.75,
 	    [&] {
 		    seconds = device_t::ours(p, 10);
@@ -622,10 +654,10 @@ bench_outcome_t nn_product_speed(int)
 		}
 	}
 	for (const grouped_t &g : shapes) {
-		for (const uint32_t rows : {8u, 64u, 256u, 512u}) {
-			for (const bool is_skewed : {false, true}) {
+		for (const uint32_t rows : {8u, 64u, 128u, 256u, 512u}) {
+			for (const spread_t spread : {rows == 128 ? ANY : EVEN, SKEWED}) { // a half of a batch has any number
 				if (!bench_late() && (!bench_quick() || rows == 64)) {
-					grouped_row(d, g, rows, is_skewed);
+					grouped_row(d, g, rows, spread);
 				}
 			}
 		}

@@ -14,6 +14,10 @@
 	X(PRODUCT_F32_PANEL, "kvk_nn_product_f32_panel")                                                               \
 	X(PRODUCT_ADD_PANEL, "kvk_nn_product_add_panel")                                                               \
 	X(PRODUCT_SWIGLU_PANEL, "kvk_nn_product_swiglu_panel")                                                         \
+	X(PRODUCT_BF16_FEW, "kvk_nn_product_bf16_few")                                                                 \
+	X(PRODUCT_F32_FEW, "kvk_nn_product_f32_few")                                                                   \
+	X(PRODUCT_ADD_FEW, "kvk_nn_product_add_few")                                                                   \
+	X(PRODUCT_SWIGLU_FEW, "kvk_nn_product_swiglu_few")                                                             \
 	X(ATTENTION_64, "kvk_nn_attention_64")                                                                         \
 	X(ATTENTION_128, "kvk_nn_attention_128")                                                                       \
 	X(ATTENTION_64_FEW, "kvk_nn_attention_64_few")                                                                 \
@@ -54,8 +58,14 @@ typedef struct kvk_nn_grid {
 kv_status_t kvk_nn_launch(kvk_nn_gpu_t *nn, kvk_nn_kernel_t kernel, const kvk_nn_grid_t *grid, const void *args,
 			  kvk_cu_stream_t stream);
 
-/* Panels of weights that a tile of this product has, 1 or 2, where its blocks are `sms`. */
-uint32_t kvk_nn_choose_panels(const kvk_nn_product_t *product, uint32_t sms);
+typedef enum kvk_nn_tiles {
+	KVK_NN_TILES_OF_ONE_PANEL,  /* 128 rows x 128 outputs */
+	KVK_NN_TILES_OF_TWO_PANELS, /* 128 rows x 256 outputs */
+	KVK_NN_TILES_OF_FEW_ROWS,   /* those, and a group's last 160 rows or fewer */
+} kvk_nn_tiles_t;
+
+/* Those of this product, where its blocks are `sms`. */
+kvk_nn_tiles_t kvk_nn_choose_tiles(const kvk_nn_product_t *product, uint32_t sms);
 
 /* gpu_product.c, gpu_attention.c, gpu_rows.c */
 kv_status_t kvk_nn_gpu_product(kvk_nn_t *nn, const kvk_nn_product_t *product, kvk_cu_stream_t stream);

@@ -416,19 +416,38 @@ KV_TEST(p11_a_dense_product_has_the_tiles_that_fill_the_waves)
 		{301, 512, 1, 2}, /* twelve tiles or six */
 		{UINT32_MAX, UINT32_MAX - 15, 1, 2},
 	};
-	static const uint32_t first[] = {0, 1024};
 
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		const kvk_nn_product_t dense = {.n = cases[i].n, .max_rows = cases[i].rows, .groups = 1};
 
-		assert_int_equal(kvk_nn_choose_panels(&dense, cases[i].sms), cases[i].panels);
+		assert_int_equal(kvk_nn_choose_tiles(&dense, cases[i].sms),
+				 cases[i].panels == 1 ? KVK_NN_TILES_OF_ONE_PANEL : KVK_NN_TILES_OF_TWO_PANELS);
 	}
+}
 
-	kvk_nn_product_t grouped = {.n = 2048, .max_rows = 1024, .groups = 1, .first = first};
+KV_TEST(p11_a_grouped_product_has_the_tiles_for_the_rows_that_are_likely)
+{
+	static const uint32_t first[] = {0, 1024, 1024, 1024, 1024};
+	static const struct {
+		uint32_t likely_rows, n;
+		kvk_nn_tiles_t tiles;
+	} cases[] = {
+		{259, 2048, KVK_NN_TILES_OF_TWO_PANELS}, /* of four groups */
+		{260, 2048, KVK_NN_TILES_OF_FEW_ROWS},          {640, 128, KVK_NN_TILES_OF_FEW_ROWS},
+		{641, 2048, KVK_NN_TILES_OF_TWO_PANELS},        {641, 128, KVK_NN_TILES_OF_ONE_PANEL},
+		{0, 2048, KVK_NN_TILES_OF_TWO_PANELS}, /* 1,024 */
+		{UINT32_MAX, 2048, KVK_NN_TILES_OF_TWO_PANELS},
+	};
 
-	assert_int_equal(kvk_nn_choose_panels(&grouped, 132), 2);
-	grouped.n = 128;
-	assert_int_equal(kvk_nn_choose_panels(&grouped, 132), 1);
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		const kvk_nn_product_t grouped = {.n = cases[i].n,
+						  .max_rows = 1024,
+						  .likely_rows = cases[i].likely_rows,
+						  .groups = 4,
+						  .first = first};
+
+		assert_int_equal(kvk_nn_choose_tiles(&grouped, 132), cases[i].tiles);
+	}
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
