@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define TRANSPORT_SMS 8u
-#define COPIES_SMS    4u /* copy engines move the bytes: these pack, index and wait */
+#define COPIES_SMS    2u /* copy engines move the bytes: these pack, index and wait */
 
 /* The memory of one rank, as one GPU reaches it. */
 typedef struct heap {

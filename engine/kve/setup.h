@@ -60,7 +60,7 @@ typedef struct setup_options {
 		 0,      SETUP_AT(pace), "Of host-kernels: MB/s that a rank stores at most; 0: any."},                 \
 	{                                                                                                              \
 		"transport-sms", KV_OPTION_U64, "0", "0", "64", NULL, 0, SETUP_AT(transport_sms),                      \
-			"SMs of a rank's transport; 0: 8, with copies 4."                                              \
+			"SMs of a rank's transport; 0: 8, with copies 2."                                              \
 	}
 
 /* What a command that computes has open. */

@@ -19,7 +19,7 @@ typedef struct kve_devices_config {
 	uint32_t gpus;           /* rank r computes on GPU r % gpus; 0: one */
 	kvk_ep_link_kind_t link; /* between ranks */
 	uint64_t pace;           /* of KVK_EP_HOST_KERNELS, kvk/ep_gpu.h */
-	uint32_t transport_sms;  /* of each rank, that compute leaves free in two microbatches; 0: 8, 4 with copies */
+	uint32_t transport_sms;  /* of each rank, that compute leaves free in two microbatches; 0: 8, 2 with copies */
 	uint32_t timeout_ms;     /* longest wait for another rank; 0: 10,000 */
 } kve_devices_config_t;
 
