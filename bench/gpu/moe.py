@@ -129,7 +129,7 @@ def main() -> int:
                 for line in ROWS[name](engine):
                     verdict = {True: "met", False: "MISSED"}.get(line.get("goal_met"), "")
                     print(f"{line['name']:92s} {line['value']:>10g} {line['unit']:10s} {line.get('ratio', ''):>7}  {line.get('goal', ''):14s} {verdict}", flush=True)
-                    out.write(json.dumps(line) + "\n")
+                    out.write(json.dumps(line, separators=(",", ":")) + "\n")
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 failed = True
                 print(f"{name}: {error}", flush=True)

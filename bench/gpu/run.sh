@@ -124,9 +124,15 @@ moe_engine() { with_kvd engine kve; }
 operations() { measured operations 150 "$build/gpu_nn" rows-right product-right attention-right product attention; }
 moe()
 {
+	local tool
 	operations
 	ep
 	moe_engine
+	for tool in memcheck racecheck; do
+		limited 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_ep" right --quick
+		limited 100 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_nn" attention-right --quick
+	done
+	limited 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_nn" product-right --quick
 }
 ep() { measured ep 120 "$build/gpu_ep" right link host; }
 peer() { measured peer 200 "$build/gpu_copy" peer mapped; }
