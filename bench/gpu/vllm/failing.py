@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import faults
-from kvd_vllm import compat
+from kvd_vllm import compat, recovery
 from kvd_vllm.connector import KvdConnector
 
 NOTICED_S = 0.05  # in which a client sees that its daemon has died
@@ -21,7 +21,7 @@ _listed = compat.load_ways
 
 def _tried(mode: compat.Mode, wanted: str, groups: int = 1) -> compat.LoadWays:
     ways = frozenset(os.environ["BENCH_WAYS"].split(","))
-    return _listed(mode, wanted, groups, (compat.Survivor(mode, ways, "tried", mode.version == "0.25.1"),))
+    return _listed(mode, wanted, groups, (compat.Survivor(mode, ways, "tried", recovery.is_known()),))
 
 
 if "BENCH_WAYS" in os.environ:
