@@ -170,15 +170,17 @@ class Survivor:
     preempts: bool = False
 
 
-def _preempts(runner: str, scheduling: str, check: str) -> Survivor:
-    return Survivor(Mode("0.25.1", "cuda", runner, scheduling, False), frozenset(WAYS), f"bench/gpu/vllm: {check}-sync", preempts=True)
+def _preempts(version: str, runner: str, scheduling: str, check: str) -> Survivor:
+    return Survivor(Mode(version, "cuda", runner, scheduling, False), frozenset(WAYS), f"bench/gpu/vllm: {check}-sync", preempts=True)
 
 
 SURVIVORS: tuple[Survivor, ...] = (
-    _preempts("V2", "asynchronous", "failed-v2-graph"),
-    _preempts("V2", "synchronous", "failed-v2-plain-graph"),
-    _preempts("V1", "asynchronous", "failed-v1-graph"),
-    _preempts("V1", "synchronous", "failed-v1-plain-graph"),
+    _preempts("0.25.1", "V2", "asynchronous", "failed-v2-graph"),
+    _preempts("0.25.1", "V2", "synchronous", "failed-v2-plain-graph"),
+    _preempts("0.25.1", "V1", "asynchronous", "failed-v1-graph"),
+    _preempts("0.25.1", "V1", "synchronous", "failed-v1-plain-graph"),
+    _preempts("0.26.0", "V2", "asynchronous", "failed-v2-graph"),
+    _preempts("0.26.0", "V2", "synchronous", "failed-v2-plain-graph"),
     Survivor(Mode("0.32.0", "cpu", "V1", "synchronous", False), frozenset({"sync"}), "tests/engines: failed_synchronous_loads_are_computed_again"),
 )
 

@@ -1,4 +1,4 @@
-"""After a failed synchronous load vLLM 0.25.1 rewinds the requests in place, which the tokens and steps already in flight survive in one mode only. Here they
+"""After a failed synchronous load vLLM rewinds the requests in place, which the tokens and steps already in flight survive in one mode only. Here they
 are preempted instead, as reset_prefix_cache(reset_running_requests=True) does it. This replaces a method of vLLM's scheduler, so only where all the source that has
 to do with it is known byte by byte. (Decision 019.)"""
 
@@ -29,7 +29,12 @@ SOURCES = (
     "vllm.v1.worker.gpu.states",
     "vllm.v1.worker.gpu.block_table",
 )
-KNOWN = frozenset({"3a525faa62bb131e00c07f10c7ffe7ff2bc96e0eef01edb70c5ca8df77a227bd"})  # 0.25.1
+KNOWN = frozenset(
+    {
+        "3a525faa62bb131e00c07f10c7ffe7ff2bc96e0eef01edb70c5ca8df77a227bd",  # 0.25.1
+        "2c2efa3213fec4e129072a43a5109a356e7c0746ac287eeff598f7b1f0b8e13a",  # 0.26.0
+    }
+)
 
 
 def digest(sources: Iterable[str] = SOURCES) -> str:
