@@ -581,25 +581,25 @@ void sr_release_save(void)
 	sr.hold_saves = 0;
 }
 
-void sr_release_host_saves(void)
+void sr_release_saves(void)
 {
-	for (uint32_t i = 0; i < sr.held_host_count; i++) {
-		write_save(sr.held_host[i].put, sr.held_host[i].ids, sr.held_host[i].n);
+	for (uint32_t i = 0; i < sr.waiting_count; i++) {
+		write_save(sr.waiting[i].put, sr.waiting[i].ids, sr.waiting[i].n);
 	}
-	sr.hold_host_saves = 0;
-	sr.held_host_count = 0;
+	sr.hold_host_saves = sr.hold_device_saves = 0;
+	sr.waiting_count = 0;
 }
 
 /* 1: the save waits until it is released. */
 static int hold_save(kvc_put_t *put, const uint32_t *ids, uint32_t n, int device)
 {
-	if (!sr.hold_host_saves || device) {
+	if (device ? !sr.hold_device_saves : !sr.hold_host_saves) {
 		return 0;
 	}
-	assert_true(sr.held_host_count < 8 && n <= SR_BLOCKS);
-	sr.held_host[sr.held_host_count].put = put;
-	sr.held_host[sr.held_host_count].n = n;
-	memcpy(sr.held_host[sr.held_host_count++].ids, ids, n * sizeof *ids);
+	assert_true(sr.waiting_count < 8 && n <= SR_BLOCKS);
+	sr.waiting[sr.waiting_count].put = put;
+	sr.waiting[sr.waiting_count].n = n;
+	memcpy(sr.waiting[sr.waiting_count++].ids, ids, n * sizeof *ids);
 
 	return 1;
 }

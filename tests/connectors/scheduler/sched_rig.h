@@ -87,12 +87,12 @@ typedef struct sr {
 	kvx_msg_buf_t report;
 	kvc_put_t *held; /* a save that is begun and not written */
 	uint32_t held_ids[SR_BLOCKS], held_n;
-	int drop_host_saves, drop_device_saves, hold_host_saves, refuse_device_puts;
+	int drop_host_saves, drop_device_saves, hold_host_saves, hold_device_saves, refuse_device_puts;
 	struct {
 		kvc_put_t *put;
 		uint32_t ids[SR_BLOCKS], n;
-	} held_host[8];
-	uint32_t held_host_count;
+	} waiting[8];
+	uint32_t waiting_count;
 	int drop_saves, hold_saves, fail_loads; /* knobs: */
 	kvc_status_t fail_device;               /* what loads from GPU memory end with; OK: they work */
 	uint32_t refusals;                      /* of the space there */
@@ -172,7 +172,7 @@ kvc_space_t *sr_await_space(uint32_t number, uint32_t mem);
 /* Write the save that `hold_saves` has kept, and hold none from now on. */
 void sr_release_save(void);
 /* Write those that `hold_host_saves` has kept; others go on. */
-void sr_release_host_saves(void);
+void sr_release_saves(void);
 /* Step until nothing is pending and the puts are over. */
 void sr_settle(void);
 /* Advance the request, which is computed, until that many blocks are saved in all. */

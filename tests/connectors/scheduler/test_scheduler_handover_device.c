@@ -111,7 +111,7 @@ SR_CASE(p1_pieces_come_from_memory_of_the_gpu, there)
 	sr_run_tokens(&p, 80, 203);
 	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
 	assert_true(sr_is_right(&d, 0, sr.row & PRIVATE ? 26 : 25));
-	sr_release_host_saves();
+	sr_release_saves();
 	sr_finish(&p);
 	must_come(sr.row & PRIVATE ? 26 : 25, 1);
 	SR_UNTIL(sr_stats().handovers_sent == 1);
@@ -309,6 +309,22 @@ SR_CASE(p7_what_is_not_saved_on_the_gpu_comes_from_the_host, there)
 }
 SR_ALSO(p7_what_is_not_saved_on_the_gpu_comes_from_the_host, there, OWN)
 
+/* A save there takes long: what the host has is not kept waiting for it. */
+SR_CASE(p7_what_the_host_has_does_not_wait_for_the_gpu, there)
+{
+	receive(203, producer_gpu());
+	begin_sending(203);
+	sr_run_tokens(&p, 0, 80);
+	SR_UNTIL(sr_is_right(&d, 0, 10));
+	sr.hold_device_saves = 1;
+	sr_run_tokens(&p, 80, 203);
+	sr_await_outcome(&d, KVC_OK);
+	assert_true(sr_is_right(&d, 0, 25));
+	sr_release_saves();
+	sr_finish(&p);
+	must_be_empty();
+}
+
 /* Memory there is full. */
 SR_CASE(p5_a_full_gpu_is_not_waited_for, there)
 {
@@ -343,7 +359,7 @@ SR_CASE_ROW(p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over, there
 	sr.miss_device_leases = 0;
 	sr_place(&d, 100, 0);
 	sr_start_load(&d);
-	sr_release_host_saves();
+	sr_release_saves();
 	sr_finish(&p);
 	sr_await_outcome(&d, KVC_OK);
 	assert_true(sr_is_right(&d, 0, 25));
@@ -391,7 +407,7 @@ SR_CASE(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there)
 	sr_run_tokens(&p, 80, 203);
 	SR_UNTIL(sr_stats().gpu_blocks == (sr.row & PRIVATE ? 26 : 25));
 	must_wait();
-	sr_release_host_saves();
+	sr_release_saves();
 	sr_finish(&p);
 	must_come(sr.row & PRIVATE ? 26 : 25, 1);
 	assert_int_equal(sr_stats().gpu_tokens, 48);
@@ -422,7 +438,7 @@ SR_CASE(p1_the_last_load_of_a_hand_over_waits_for_a_piece_that_the_gpu_lacks, th
 	SR_UNTIL(is_leased(0));
 	must_wait();
 	assert_false(sr_is_right(&d, 24, 25));
-	sr_release_host_saves();
+	sr_release_saves();
 	sr_finish(&p);
 	must_come(25, 1);
 }
