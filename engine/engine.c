@@ -167,6 +167,7 @@ static void add_to_batch(batch_t *batch, kve_job_t *job)
 		.start = r->n_computed,
 		.blocks = job->blocks,
 		.logits = n == left ? job->logits : NULL,
+		.chosen = n == left ? &job->chosen : NULL,
 	};
 	batch->prefill |= r->state == KVE_PREFILL;
 	batch->jobs[batch->n++] = job;

@@ -60,6 +60,7 @@ static void place_activations(kve_rank_t *rank, arena_t *arena)
 	rank->k = carve_floats(arena, rows * c->kv_heads * c->head_dim);
 	rank->v = carve_floats(arena, rows * c->kv_heads * c->head_dim);
 	rank->attended = carve_floats(arena, rows * q);
+	rank->logits = carve_floats(arena, c->vocab);
 	rank->added = carve_floats(arena, rows * c->hidden);
 	rank->gate = carve_floats(arena, rows * inner);
 	rank->up = carve_floats(arena, rows * inner);
@@ -116,6 +117,7 @@ static void embed(const kve_model_t *model, kve_microbatch_t *m)
 	}
 }
 
+/* Of the last token of each span that wants to know. */
 static void write_logits(kve_rank_t *rank, kve_microbatch_t *m)
 {
 	const kve_weights_t *w = &rank->model->weights;
@@ -124,10 +126,17 @@ static void write_logits(kve_rank_t *rank, kve_microbatch_t *m)
 	uint32_t row = 0;
 
 	for (uint32_t s = 0; s < m->n_spans; s++) {
-		row += m->spans[s].n;
-		if (m->spans[s].logits) {
-			kve_rmsnorm(m->x + (size_t)(row - 1) * hidden, 1, hidden, w->final_norm, eps, m->normed);
-			kve_rank_matmul(rank, m->normed, 1, &w->head, m->spans[s].logits);
+		const kve_span_t *span = &m->spans[s];
+		float *logits = span->logits ? span->logits : rank->logits;
+
+		row += span->n;
+		if (!kve_span_is_picked(span)) {
+			continue;
+		}
+		kve_rmsnorm(m->x + (size_t)(row - 1) * hidden, 1, hidden, w->final_norm, eps, m->normed);
+		kve_rank_matmul(rank, m->normed, 1, &w->head, logits);
+		if (span->chosen) {
+			*span->chosen = kve_argmax(logits, rank->model->config.vocab);
 		}
 	}
 }

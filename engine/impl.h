@@ -18,10 +18,11 @@ struct kve_job {
 	char transfer[KVC_MAX_TRANSFER + 1]; /* empty: made from the prompt */
 	kvx_send_t *send;
 	kvx_recv_t *recv;
-	int last_save; /* the save of everything has been started */
-	int closed;    /* DONE, saved, and without blocks */
-	int released;  /* the caller is through with it */
-	float *logits;
+	int last_save;   /* the save of everything has been started */
+	int closed;      /* DONE, saved, and without blocks */
+	int released;    /* the caller is through with it */
+	uint32_t chosen; /* the next token */
+	float *logits;   /* NULL: no log-probabilities are wanted */
 };
 
 struct kve_engine {
@@ -47,7 +48,7 @@ void kve_job_destroy(kve_job_t *job);
 void kve_job_admit(kve_engine_t *engine, kve_job_t *job);
 /* LOADING: has the load, or the receive, ended? */
 void kve_job_loaded(kve_engine_t *engine, kve_job_t *job);
-/* `n` more tokens are in the cache; job->logits are the last one's when all tokens are. */
+/* `n` more tokens are in the cache; the next one has been chosen when all tokens are. */
 void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n);
 /* Move saves on; after DONE, give blocks back as soon as no copy reads them. */
 void kve_job_tend(kve_engine_t *engine, kve_job_t *job);

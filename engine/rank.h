@@ -93,6 +93,7 @@ struct kve_rank {
 	/* Room within one phase. */
 	float *k, *v;         /* [rows][kv_heads][head_dim] */
 	float *attended;      /* [rows][heads][head_dim] */
+	float *logits;        /* [vocab]: of a span that wants none */
 	float *added;         /* [rows][hidden]: what a branch adds */
 	float *gate, *up;     /* [rows][inner or expert_inner] */
 	float *in;            /* [rows][hidden]: of one expert */
@@ -108,6 +109,12 @@ struct kve_rank {
 	void *memory;
 	uint64_t steps[KVE_OVERLAP_DBO + 1]; /* passes in each mode */
 };
+
+/* Its last token's logits are computed. */
+static inline int kve_span_is_picked(const kve_span_t *span)
+{
+	return span->logits || span->chosen;
+}
 
 /* This rank waits for ranks that do not come: within its step, or to agree on it. */
 void kve_report_lost(kve_rank_t *rank, int in_step, uint32_t lost);

@@ -22,9 +22,10 @@ kve_job_t *kve_job_create(kve_engine_t *engine, const kve_ask_t *ask)
 	}
 	job->request.tokens = calloc(room, sizeof(uint32_t));
 	job->blocks = calloc(room / model->block_tokens + 1, sizeof(uint32_t));
-	job->logits = calloc(model->vocab, sizeof(float));
+	job->logits = ask->log_probabilities ? calloc(model->vocab, sizeof(float)) : NULL;
 	job->request.log_probabilities = calloc(ask->max_new, sizeof(double));
-	if (!job->request.tokens || !job->blocks || !job->logits || !job->request.log_probabilities) {
+	if (!job->request.tokens || !job->blocks || (ask->log_probabilities && !job->logits) ||
+	    !job->request.log_probabilities) {
 		kve_job_destroy(job);
 		return NULL;
 	}
@@ -246,10 +247,8 @@ static void end_prefill(kve_engine_t *engine, kve_job_t *job, uint32_t token, do
 
 void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n)
 {
-	const uint32_t vocab = engine->config.model.vocab;
 	kve_request_t *r = &job->request;
-	uint32_t token;
-	double log_probability;
+	double log_probability = 0.0;
 
 	r->n_computed += n;
 	r->prompt_computed += r->state == KVE_PREFILL ? n : 0;
@@ -260,12 +259,13 @@ void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n)
 		return;
 	}
 
-	token = kve_argmax(job->logits, vocab);
-	log_probability = kve_log_probability(job->logits, vocab, token);
-	if (r->state == KVE_PREFILL) {
-		end_prefill(engine, job, token, log_probability);
+	if (job->logits) {
+		log_probability = kve_log_probability(job->logits, engine->config.model.vocab, job->chosen);
 	}
-	add_token(engine, job, token, log_probability);
+	if (r->state == KVE_PREFILL) {
+		end_prefill(engine, job, job->chosen, log_probability);
+	}
+	add_token(engine, job, job->chosen, log_probability);
 }
 
 static void give_blocks(kve_engine_t *engine, kve_job_t *job)

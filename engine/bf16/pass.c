@@ -72,6 +72,7 @@ static void place_activations(kve_bf16_rank_t *own, const kve_group_t *group, ar
 	own->attended = carve_rows(arena, rows, q);
 	own->inner = carve_rows(arena, rows, c->inner);
 	own->logits = carve(arena, (size_t)KVE_MAX_SPANS * c->vocab, sizeof(float));
+	own->chosen = carve(arena, KVE_MAX_SPANS, sizeof(uint32_t));
 	if (c->experts) {
 		own->router = carve(arena, rows * c->experts, sizeof(float));
 		own->expert_inner = carve_rows(arena, group->plan.max_rows, c->expert_inner);
@@ -97,7 +98,7 @@ static kv_status_t open_memory(kve_rank_t *rank, kve_bf16_rank_t *own)
 	const kve_bf16_share_t share = {rank->number, group->ranks};
 	arena_t arena = {.base = NULL};
 	kv_status_t status = device->ops->alloc(device, workspace_bytes(group), &own->memory);
-	void *logits;
+	void *logits, *chosen;
 
 	if (status != KV_OK) {
 		return status;
@@ -110,6 +111,10 @@ static kv_status_t open_memory(kve_rank_t *rank, kve_bf16_rank_t *own)
 	if (status == KV_OK) {
 		status = device->ops->alloc_host(device, (size_t)KVE_MAX_SPANS * c->vocab * sizeof(float), &logits);
 		own->host_logits = status == KV_OK ? logits : NULL;
+	}
+	if (status == KV_OK) {
+		status = device->ops->alloc_host(device, KVE_MAX_SPANS * sizeof(uint32_t), &chosen);
+		own->host_chosen = status == KV_OK ? chosen : NULL;
 	}
 
 	return status == KV_OK ? kve_bf16_weights_init(&own->weights, device, c, &share) : status;
@@ -129,6 +134,7 @@ static void close_rank(kve_rank_t *rank)
 		device->ops->free_host(device, own->said[i]);
 	}
 	device->ops->free_host(device, own->host_logits);
+	device->ops->free_host(device, own->host_chosen);
 	device->ops->free(device, own->memory);
 	free(own);
 	rank->bf16 = NULL;
@@ -219,7 +225,7 @@ static kv_status_t say_microbatch(kve_rank_t *rank, uint32_t number)
 	kvk_nn_tile_t *tiles = say_part(&saying, m->rows * sizeof *tiles, &out->tile);
 	uint32_t *pick = say_part(&saying, m->n_spans * sizeof *pick, &out->pick), *blocks, row = 0;
 
-	out->picks = out->max_blocks = 0;
+	out->picks = out->wants_logits = out->max_blocks = 0;
 	for (uint32_t s = 0; s < m->n_spans; s++) {
 		const uint32_t n = blocks_of(c, &m->spans[s]);
 
@@ -235,8 +241,9 @@ static kv_status_t say_microbatch(kve_rank_t *rank, uint32_t number)
 			places[row + i] = (kvk_nn_row_t){s, span->start + i};
 		}
 		row += span->n;
-		if (span->logits) {
+		if (kve_span_is_picked(span)) {
 			pick[out->picks++] = row - 1;
+			out->wants_logits |= span->logits != NULL;
 		}
 	}
 	out->tiles = cut_tiles(c, m, tiles, &out->most_rows);
@@ -260,14 +267,13 @@ static kv_status_t begin(kve_rank_t *rank, uint32_t number)
 
 /* ---- what it answers ------------------------------------------------------------------------- */
 
-/* Logits of the microbatch's picked rows, to host memory from number `first` on. */
-static kv_status_t enqueue_logits(kve_rank_t *rank, uint32_t number, uint32_t first)
+/* Logits of the microbatch's picked rows. */
+static kv_status_t enqueue_logits(kve_rank_t *rank, uint32_t number, float *logits)
 {
 	const kve_config_t *c = &rank->model->config;
 	kve_bf16_rank_t *own = rank->bf16;
 	kve_bf16_microbatch_t *m = &own->microbatches[number];
-	kve_device_t *device = own->device;
-	kvk_cu_stream_t stream = device->streams[KVE_STREAM_COMPUTE];
+	kvk_cu_stream_t stream = own->device->streams[KVE_STREAM_COMPUTE];
 	kvk_nn_norm_t norm = {.rows = rank->microbatches[number].rows,
 			      .hidden = c->hidden,
 			      .x = m->x,
@@ -280,7 +286,7 @@ static kv_status_t enqueue_logits(kve_rank_t *rank, uint32_t number, uint32_t fi
 					  .max_rows = m->picks,
 					  .x = own->normed,
 					  .w = own->weights.head,
-					  .y = own->logits + (size_t)first * c->vocab,
+					  .y = logits,
 					  .out = KVK_NN_F32};
 	kv_status_t status = norm.added && m->picks ? kvk_nn_norm(own->nn, &norm, stream) : KV_OK;
 
@@ -291,28 +297,57 @@ static kv_status_t enqueue_logits(kve_rank_t *rank, uint32_t number, uint32_t fi
 	if (status == KV_OK) {
 		status = kvk_nn_norm(own->nn, &norm, stream);
 	}
-	if (status == KV_OK) {
-		status = kvk_nn_product(own->nn, &product, stream);
-	}
 
-	return status == KV_OK ? device->ops->copy(device, own->host_logits + (size_t)first * c->vocab, product.y,
-						   (size_t)m->picks * c->vocab * sizeof(float))
-			       : status;
+	return status == KV_OK ? kvk_nn_product(own->nn, &product, stream) : status;
 }
 
-static void take_logits(kve_rank_t *rank, uint32_t last)
+/* What the picked rows choose, and their logits where one of them is wanted, to host memory from number `first` on. */
+static kv_status_t enqueue_answers(kve_rank_t *rank, uint32_t number, uint32_t first)
 {
 	const size_t vocab = rank->model->config.vocab;
-	const float *from = rank->bf16->host_logits;
+	kve_bf16_rank_t *own = rank->bf16;
+	const kve_bf16_microbatch_t *m = &own->microbatches[number];
+	kve_device_t *device = own->device;
+	float *logits = own->logits + first * vocab;
+	const kvk_nn_choose_t choose = {
+		.rows = m->picks, .vocab = (uint32_t)vocab, .logits = logits, .ids = own->chosen + first};
+	kv_status_t status = enqueue_logits(rank, number, logits);
+
+	if (status == KV_OK) {
+		status = kvk_nn_choose(own->nn, &choose, device->streams[KVE_STREAM_COMPUTE]);
+	}
+	if (status == KV_OK) {
+		status = device->ops->copy(device, own->host_chosen + first, choose.ids, m->picks * sizeof *choose.ids);
+	}
+
+	return status == KV_OK && m->wants_logits ? device->ops->copy(device, own->host_logits + first * vocab, logits,
+								      m->picks * vocab * sizeof *logits)
+						  : status;
+}
+
+static void take_answers(kve_rank_t *rank, uint32_t last)
+{
+	const size_t vocab = rank->model->config.vocab;
+	const float *logits = rank->bf16->host_logits;
+	const uint32_t *chosen = rank->bf16->host_chosen;
 
 	for (uint32_t i = 0; i <= last; i++) {
 		const kve_microbatch_t *m = &rank->microbatches[i];
 
 		for (uint32_t s = 0; s < m->n_spans; s++) {
-			if (m->spans[s].logits) {
-				memcpy(m->spans[s].logits, from, vocab * sizeof(float));
-				from += vocab;
+			const kve_span_t *span = &m->spans[s];
+
+			if (!kve_span_is_picked(span)) {
+				continue;
 			}
+			if (span->logits) {
+				memcpy(span->logits, logits, vocab * sizeof *logits);
+			}
+			if (span->chosen) {
+				*span->chosen = *chosen;
+			}
+			logits += vocab;
+			chosen++;
 		}
 	}
 }
@@ -385,7 +420,7 @@ static kv_status_t forward(kve_rank_t *rank, kve_overlap_mode_t mode, uint32_t l
 		status = kve_overlap_run(rank->items[mode], rank->n_items[mode], &ops, rank);
 	}
 	for (uint32_t i = 0; i <= last && status == KV_OK; i++) {
-		status = enqueue_logits(rank, i, first);
+		status = enqueue_answers(rank, i, first);
 		first += rank->bf16->microbatches[i].picks;
 	}
 	ended = device->ops->sync(device);
@@ -396,7 +431,7 @@ static kv_status_t forward(kve_rank_t *rank, kve_overlap_mode_t mode, uint32_t l
 	}
 	status = status == KV_OK ? ended : status;
 	if (status == KV_OK) {
-		take_logits(rank, last);
+		take_answers(rank, last);
 	}
 
 	return status;

@@ -19,8 +19,9 @@ typedef struct kve_bf16_microbatch {
 	const uint32_t *tokens, *blocks, *pick;
 	const kvk_nn_row_t *places;
 	const kvk_nn_tile_t *tile;
-	uint32_t tiles, picks, max_blocks;
-	uint32_t most_rows; /* of a tile */
+	uint32_t tiles, max_blocks;
+	uint32_t picks, wants_logits; /* rows whose logits are computed; whether the host wants them */
+	uint32_t most_rows;           /* of a tile */
 } kve_bf16_microbatch_t;
 
 typedef struct kve_bf16_rank {
@@ -40,10 +41,12 @@ typedef struct kve_bf16_rank {
 	kvk_bf16_t *expert_inner; /* [rows that may arrive][expert_inner] */
 	kvk_bf16_t *outputs;      /* [rows that may arrive][hidden] */
 	float *logits;            /* [KVE_MAX_SPANS][vocab] */
+	uint32_t *chosen;         /* [KVE_MAX_SPANS] */
 	void *memory;
 	/* In host memory, pinned. */
 	void *said[KVE_MAX_MICROBATCHES];
 	float *host_logits;
+	uint32_t *host_chosen;
 } kve_bf16_rank_t;
 
 extern const kve_backend_t kve_backend_bf16;

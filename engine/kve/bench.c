@@ -90,7 +90,7 @@ static kv_status_t prepare(worker_t *w, uint32_t number)
 	status = kve_cache_take(&w->cache, sequences * blocks, w->ids);
 	for (uint32_t s = 0; s < sequences; s++) {
 		w->spans[s] = (kve_span_t){w->tokens + (size_t)s * each, each, (uint32_t)v->context,
-					   w->ids + (size_t)s * blocks, NULL};
+					   w->ids + (size_t)s * blocks,  NULL, NULL};
 	}
 
 	return status;

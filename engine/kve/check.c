@@ -84,7 +84,8 @@ static int draw_prompts(prompts_t *prompts, uint64_t seed, uint32_t vocab)
 
 static kv_status_t submit(kve_parallel_t *parallel, const prompts_t *prompts, uint32_t i, kve_request_t **p_request)
 {
-	const kve_ask_t ask = {.tokens = prompts->tokens[i], .n_tokens = prompts->lengths[i], .max_new = NEW};
+	const kve_ask_t ask = {
+		.tokens = prompts->tokens[i], .n_tokens = prompts->lengths[i], .max_new = NEW, .log_probabilities = 1};
 
 	return kve_parallel_submit(parallel, &ask, p_request);
 }

@@ -69,6 +69,7 @@ uint32_t kve_dbo_slice(const kve_span_t *spans, uint32_t n_spans, uint32_t first
 			out[count].start += from - at;
 			out[count].n = to - from;
 			out[count].logits = to == end ? spans[s].logits : NULL;
+			out[count].chosen = to == end ? spans[s].chosen : NULL;
 			count++;
 		}
 		at = end;

@@ -128,6 +128,7 @@ static kve_request_t *submit(kve_engine_t *engine, const options_t *o, uint32_t 
 		.max_new = prefill ? 1 : o->new_tokens,
 		.session = number + 1,
 		.turn = 1,
+		.log_probabilities = 1,
 		.handover = decode     ? KVE_RECV
 			    : !prefill ? KVE_KEEP
 			    : o->whole ? KVE_SEND_WHOLE

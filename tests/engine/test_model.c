@@ -59,7 +59,7 @@ static void prefill(rig_t *rig, const uint32_t *tokens, uint32_t from, uint32_t 
 {
 	while (from < to) {
 		const uint32_t n = to - from < chunk ? to - from : chunk;
-		const kve_span_t span = {tokens + from, n, from, rig->blocks, rig->logits};
+		const kve_span_t span = {tokens + from, n, from, rig->blocks, rig->logits, NULL};
 
 		assert_int_equal(kve_rank_forward(rig->rank, &rig->cache, &span, 1, NULL), KV_OK);
 		from += n;
@@ -233,7 +233,8 @@ KV_TEST(sequences_computed_together_equal_sequences_computed_alone)
 	random_tokens(&seed, one, 40, vocab);
 	random_tokens(&seed, two, 23, vocab);
 
-	const kve_span_t spans[] = {{one, 40, 0, rig.blocks, logits}, {two, 23, 0, rig.blocks + 8, logits + vocab}};
+	const kve_span_t spans[] = {{one, 40, 0, rig.blocks, logits, NULL},
+				    {two, 23, 0, rig.blocks + 8, logits + vocab, NULL}};
 	assert_int_equal(kve_rank_forward(rig.rank, &rig.cache, spans, 2, NULL), KV_OK);
 
 	prefill(&rig, one, 0, 40, 64);
@@ -288,11 +289,11 @@ KV_TEST(bad_spans_are_refused_and_compute_nothing)
 	rig_open(&rig, &kve_config_tiny);
 
 	const kve_span_t bad[] = {
-		{good, 0, 0, rig.blocks, rig.logits},
-		{outside, 1, 0, rig.blocks, rig.logits},
-		{good, 2, kve_config_tiny.max_tokens - 1, rig.blocks, rig.logits},
-		{good, KVE_MAX_ROWS + 1, 0, rig.blocks, rig.logits},
-		{good, 1, 0, nowhere, rig.logits},
+		{good, 0, 0, rig.blocks, rig.logits, NULL},
+		{outside, 1, 0, rig.blocks, rig.logits, NULL},
+		{good, 2, kve_config_tiny.max_tokens - 1, rig.blocks, rig.logits, NULL},
+		{good, KVE_MAX_ROWS + 1, 0, rig.blocks, rig.logits, NULL},
+		{good, 1, 0, nowhere, rig.logits, NULL},
 	};
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		assert_int_equal(kve_rank_forward(rig.rank, &rig.cache, &bad[i], 1, NULL), KV_ERR_ARG);
@@ -312,7 +313,7 @@ KV_TEST(no_span_reaches_beyond_the_longest_sequence)
 	rig_open(&rig, &shortest);
 	for (uint32_t n = 1; n <= KVE_MAX_ROWS; n++) {
 		for (uint32_t start = 0; start <= 17; start++) {
-			const kve_span_t span = {tokens, n, start, rig.blocks, rig.logits};
+			const kve_span_t span = {tokens, n, start, rig.blocks, rig.logits, NULL};
 
 			assert_int_equal(kve_rank_forward(rig.rank, &rig.cache, &span, 1, NULL),
 					 start + n <= 16 ? KV_OK : KV_ERR_ARG);

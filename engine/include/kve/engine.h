@@ -57,7 +57,7 @@ typedef struct kve_request {
 	uint32_t max_new;
 	uint32_t *tokens; /* prompt, then what was generated */
 	uint32_t n_tokens;
-	double *log_probabilities; /* [max_new] natural, of what was generated */
+	double *log_probabilities; /* [max_new] natural, of what was generated; zeros, if they were not asked for */
 	uint32_t n_computed;       /* tokens whose keys and values are in the cache */
 	uint32_t prompt_computed;  /* of the prompt's, those that this engine has computed */
 	kvx_load_result_t load;    /* what the store had; zeros without one */
@@ -72,6 +72,7 @@ typedef struct kve_ask {
 	uint32_t max_new;       /* at least 1; n_tokens + max_new <= max_tokens of the model */
 	uint64_t session;
 	uint32_t turn;
+	int log_probabilities;   /* wanted: they cost a device a copy of all logits a token */
 	kve_handover_t handover; /* ignored without a store */
 	const char *transfer;    /* its id, at most KVC_MAX_TRANSFER bytes, copied; NULL: made from the prompt */
 	uint32_t handover_ms;    /* longest wait for the other engine; 0: libkvx' default */

@@ -11,6 +11,7 @@ typedef struct kve_span {
 	uint32_t start;         /* start + n <= max_tokens                          */
 	const uint32_t *blocks; /* cache blocks of the sequence, enough for all     */
 	float *logits;          /* [vocab] of the last token; NULL: not wanted      */
+	uint32_t *chosen;       /* the token of the largest one, the lowest of equals; NULL: not wanted */
 } kve_span_t;
 
 #endif

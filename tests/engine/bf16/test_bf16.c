@@ -60,7 +60,7 @@ static double distance(model_t *a, model_t *b, const uint32_t *tokens, uint32_t 
 	double difference = 0, norm = 0;
 
 	for (model_t *m = a; m; m = m == a ? b : NULL) {
-		const kve_span_t span = {tokens, n, 0, m->blocks, m == a ? x : y};
+		const kve_span_t span = {tokens, n, 0, m->blocks, m == a ? x : y, NULL};
 
 		assert_int_equal(kve_rank_forward(m->rank, &m->cache, &span, 1, NULL), KV_OK);
 	}
@@ -160,7 +160,7 @@ KV_TEST(tiles_with_most_keys_go_first)
 
 	open_model(&model, &shape, 1);
 	for (uint32_t s = 0; s < KV_COUNT_OF(starts); s++) {
-		spans[s] = (kve_span_t){tokens, counts[s], starts[s], model.blocks, NULL};
+		spans[s] = (kve_span_t){tokens, counts[s], starts[s], model.blocks, NULL, NULL};
 	}
 	assert_int_equal(kve_rank_forward(model.rank, &model.cache, spans, 2, NULL), KV_OK);
 	assert_int_equal(model.rank->bf16->microbatches[0].most_rows, kvk_nn_tile_rows(&heads));
@@ -176,6 +176,92 @@ KV_TEST(tiles_with_most_keys_go_first)
 	}
 	assert_int_equal(rows, 75);
 	close_model(&model);
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------- */
+
+typedef struct answer {
+	float logits[512];
+	uint32_t chosen;
+} answer_t;
+
+#define SPANS 4u
+
+/* Of spans in one pass: what each wants, and nothing else. */
+static void answers_what_is_asked(int bf16)
+{
+	static const uint32_t lengths[SPANS] = {5, 7, 3, 9};
+	static answer_t alone[SPANS], together[SPANS];
+	uint32_t tokens[SPANS][9];
+	uint64_t seed = SEED;
+	kve_span_t spans[SPANS];
+	model_t model;
+
+	assert_true(shape.vocab <= KV_COUNT_OF(alone[0].logits));
+	open_model(&model, &shape, bf16);
+	memset(together, 0x5a, sizeof together);
+	for (uint32_t i = 0; i < SPANS; i++) {
+		for (uint32_t t = 0; t < lengths[i]; t++) {
+			tokens[i][t] = below(&seed, shape.vocab);
+		}
+		spans[i] = (kve_span_t){tokens[i], lengths[i], 0, &model.blocks[i], alone[i].logits, &alone[i].chosen};
+		assert_int_equal(kve_rank_forward(model.rank, &model.cache, &spans[i], 1, NULL), KV_OK);
+		assert_int_equal(alone[i].chosen, kve_argmax(alone[i].logits, shape.vocab));
+		spans[i].logits = i % 2 ? together[i].logits : NULL;
+		spans[i].chosen = i / 2 ? &together[i].chosen : NULL;
+	}
+	assert_int_equal(kve_rank_forward(model.rank, &model.cache, spans, SPANS, NULL), KV_OK);
+	for (uint32_t i = 0; i < SPANS; i++) {
+		static answer_t nothing;
+
+		memset(&nothing, 0x5a, sizeof nothing);
+		assert_memory_equal(together[i].logits, i % 2 ? alone[i].logits : nothing.logits,
+				    shape.vocab * sizeof(float));
+		assert_int_equal(together[i].chosen, i / 2 ? alone[i].chosen : nothing.chosen);
+	}
+	close_model(&model);
+}
+
+KV_TEST(a_span_is_answered_what_it_asks)
+{
+	answers_what_is_asked(0);
+	answers_what_is_asked(1);
+}
+
+KV_TEST(a_request_without_log_probabilities_has_the_same_tokens)
+{
+	const kve_devices_config_t one = {.ranks = 1};
+	kve_engine_config_t config = {.model = shape, .cache_blocks = 16, .max_running = 4, .max_rows = 64};
+	const uint32_t tokens[] = {1, 2, 3, 5, 8, 13, 21};
+	kve_request_t *requests[2];
+	kve_engine_t *engine;
+	uint32_t left;
+
+	for (int bf16 = 0; bf16 < 2; bf16++) {
+		config.devices = NULL;
+		if (bf16) {
+			assert_int_equal(kve_devices_open_twins(&one, &config.devices), KV_OK);
+		}
+		assert_int_equal(kve_engine_create(&config, &engine), KV_OK);
+		for (int i = 0; i < 2; i++) {
+			const kve_ask_t ask = {.tokens = tokens,
+					       .n_tokens = KV_COUNT_OF(tokens),
+					       .max_new = 6,
+					       .log_probabilities = i};
+
+			assert_int_equal(kve_engine_submit(engine, &ask, &requests[i]), KV_OK);
+		}
+		do {
+			assert_int_equal(kve_engine_step(engine, &left), KV_OK);
+		} while (left > 0);
+		assert_memory_equal(requests[0]->tokens, requests[1]->tokens,
+				    (KV_COUNT_OF(tokens) + 6) * sizeof *tokens);
+		for (uint32_t i = 0; i < 6; i++) {
+			assert_true(requests[0]->log_probabilities[i] == 0 && requests[1]->log_probabilities[i] < 0);
+		}
+		kve_engine_destroy(engine);
+		kve_devices_close(config.devices);
+	}
 }
 
 /* ---- what travels -------------------------------------------------------------------------------- */

@@ -324,7 +324,7 @@ KV_TEST(p6_a_pass_that_cannot_be_traced_is_an_error)
 		const kve_group_config_t config = {.model = &model, .devices = devices, .max_rows = ROWS};
 		float logits[512];
 		uint32_t blocks[BLOCKS];
-		const kve_span_t span = {prompt, PROMPT, 0, blocks, logits};
+		const kve_span_t span = {prompt, PROMPT, 0, blocks, logits, NULL};
 		kve_group_t *group;
 		kve_rank_t *rank;
 		kve_cache_t cache;
@@ -412,7 +412,7 @@ static void *take_step(void *arg)
 	static const kve_step_count_t own = {.count = {.tokens = PROMPT, .prefill = 1}, .unfinished = 1};
 	driver_t *d = arg;
 	uint32_t blocks[BLOCKS];
-	const kve_span_t span = {prompt, PROMPT, 0, blocks, NULL};
+	const kve_span_t span = {prompt, PROMPT, 0, blocks, NULL, NULL};
 	kve_step_t step;
 
 	d->status = kve_cache_take(&d->cache, BLOCKS, blocks);

@@ -139,6 +139,7 @@ typedef struct batch {
 	uint32_t ids[TOKENS_MAX]; /* of all spans, each its number in the batch */
 	uint32_t blocks[SPANS_MAX];
 	float logits[SPANS_MAX];
+	uint32_t chosen[SPANS_MAX];
 } batch_t;
 
 static void draw_batch(batch_t *b, uint64_t *seed)
@@ -150,7 +151,8 @@ static void draw_batch(batch_t *b, uint64_t *seed)
 					   .n = 1 + below(seed, 10),
 					   .start = below(seed, 100),
 					   .blocks = &b->blocks[s],
-					   .logits = below(seed, 3) ? &b->logits[s] : NULL};
+					   .logits = below(seed, 3) ? &b->logits[s] : NULL,
+					   .chosen = below(seed, 3) ? &b->chosen[s] : NULL};
 		for (uint32_t i = 0; i < b->spans[s].n; i++) {
 			b->ids[b->tokens] = b->tokens;
 			b->tokens++;
@@ -176,6 +178,7 @@ static uint32_t check_slice(const batch_t *b, const kve_span_t *slice, uint32_t 
 			assert_ptr_equal(slice[k].blocks, span->blocks);
 			if (i + 1 == slice[k].n) {
 				assert_ptr_equal(slice[k].logits, in_span + 1 == span->n ? span->logits : NULL);
+				assert_ptr_equal(slice[k].chosen, in_span + 1 == span->n ? span->chosen : NULL);
 			}
 		}
 	}

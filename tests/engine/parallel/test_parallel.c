@@ -97,7 +97,7 @@ static kv_status_t take_step(driver_t *d, kve_step_t *step, uint32_t *blocks)
 {
 	const uint32_t left = d->n - d->done, n = left < d->chunk ? left : d->chunk;
 	const kve_step_count_t own = {.count = {.tokens = n, .prefill = 1}, .unfinished = left > 0};
-	const kve_span_t span = {d->tokens + d->done, n, d->done, blocks, d->logits};
+	const kve_span_t span = {d->tokens + d->done, n, d->done, blocks, d->logits, NULL};
 	kv_status_t status = kve_rank_agree(d->rank, &own, step);
 
 	if (status == KV_OK && step->tokens > 0) {
@@ -353,7 +353,10 @@ static uint64_t run_requests(uint32_t ranks, uint32_t n, int dbo)
 
 	assert_int_equal(kve_parallel_create(&config, &p), KV_OK);
 	for (uint32_t i = 0; i < n; i++) {
-		const kve_ask_t ask = {.tokens = tokens[i % SEQUENCES], .n_tokens = 11 + 5 * i, .max_new = 4 + i % 3};
+		const kve_ask_t ask = {.tokens = tokens[i % SEQUENCES],
+				       .n_tokens = 11 + 5 * i,
+				       .max_new = 4 + i % 3,
+				       .log_probabilities = 1};
 
 		assert_int_equal(kve_parallel_submit(p, &ask, &requests[i]), KV_OK);
 		assert_int_equal(requests[i]->rank, i % ranks);
