@@ -219,12 +219,6 @@ void compare(const case_t &c, const std::vector<float> &got, const std::vector<f
 	}
 }
 
-// Of all groups: what tiles of few rows are chosen for.
-uint32_t few_rows(const kvk_nn_product_t &p)
-{
-	return 128 * p.groups;
-}
-
 void check_case(const case_t &c, uint64_t seed)
 {
 	const input_t in = make_input(c, seed);
@@ -246,7 +240,7 @@ void check_case(const case_t &c, uint64_t seed)
 		kvk_nn_product_t few = p, many = p;
 
 		few.first = many.first = c.first.data();
-		few.likely_rows = few_rows(p);
+		few.likely_rows = 128 * p.groups;
 		many.likely_rows = 1000 * p.groups;
 		if (kvk_nn_choose_tiles(&few, 1) == kvk_nn_choose_tiles(&many, 1)) {
 			fail(c, "the same tiles, however many rows are likely");

@@ -235,28 +235,9 @@ template <kvk_nn_out_t OUT> static __device__ __forceinline__ void run_few(const
 
 } // namespace nn_product
 
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_bf16_few(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_few<KVK_NN_BF16>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_f32_few(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_few<KVK_NN_F32>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_add_few(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_few<KVK_NN_ADD>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_swiglu_few(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_few<KVK_NN_SWIGLU>(p);
-}
+NN_PRODUCT_KERNEL(kvk_nn_product_bf16_few, run_few<KVK_NN_BF16>)
+NN_PRODUCT_KERNEL(kvk_nn_product_f32_few, run_few<KVK_NN_F32>)
+NN_PRODUCT_KERNEL(kvk_nn_product_add_few, run_few<KVK_NN_ADD>)
+NN_PRODUCT_KERNEL(kvk_nn_product_swiglu_few, run_few<KVK_NN_SWIGLU>)
 
 #endif

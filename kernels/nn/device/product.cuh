@@ -178,52 +178,21 @@ template <kvk_nn_out_t OUT, uint32_t PANELS> static __device__ __forceinline__ v
 
 } // namespace nn_product
 
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_bf16(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_wide<KVK_NN_BF16, 2u>(p);
-}
+/* A kernel of that name; then what it runs. */
+#define NN_PRODUCT_KERNEL(name, ...)                                                                                   \
+	extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)                                        \
+		name(const __grid_constant__ kvk_nn_product_t p)                                                       \
+	{                                                                                                              \
+		nn_product::__VA_ARGS__(p);                                                                            \
+	}
 
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_f32(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_wide<KVK_NN_F32, 2u>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_add(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_wide<KVK_NN_ADD, 2u>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_swiglu(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_wide<KVK_NN_SWIGLU, 2u>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_bf16_panel(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_wide<KVK_NN_BF16, 1u>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_f32_panel(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_wide<KVK_NN_F32, 1u>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_add_panel(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_wide<KVK_NN_ADD, 1u>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_NN_PRODUCT_THREADS, 1)
-kvk_nn_product_swiglu_panel(const __grid_constant__ kvk_nn_product_t p)
-{
-	nn_product::run_wide<KVK_NN_SWIGLU, 1u>(p);
-}
+NN_PRODUCT_KERNEL(kvk_nn_product_bf16, run_wide<KVK_NN_BF16, 2u>)
+NN_PRODUCT_KERNEL(kvk_nn_product_f32, run_wide<KVK_NN_F32, 2u>)
+NN_PRODUCT_KERNEL(kvk_nn_product_add, run_wide<KVK_NN_ADD, 2u>)
+NN_PRODUCT_KERNEL(kvk_nn_product_swiglu, run_wide<KVK_NN_SWIGLU, 2u>)
+NN_PRODUCT_KERNEL(kvk_nn_product_bf16_panel, run_wide<KVK_NN_BF16, 1u>)
+NN_PRODUCT_KERNEL(kvk_nn_product_f32_panel, run_wide<KVK_NN_F32, 1u>)
+NN_PRODUCT_KERNEL(kvk_nn_product_add_panel, run_wide<KVK_NN_ADD, 1u>)
+NN_PRODUCT_KERNEL(kvk_nn_product_swiglu_panel, run_wide<KVK_NN_SWIGLU, 1u>)
 
 #endif
