@@ -583,11 +583,11 @@ void sr_release_save(void)
 
 void sr_release_saves(void)
 {
-	for (uint32_t i = 0; i < sr.waiting_count; i++) {
-		write_save(sr.waiting[i].put, sr.waiting[i].ids, sr.waiting[i].n);
+	for (uint32_t i = 0; i < sr.held_count; i++) {
+		write_save(sr.held_saves[i].put, sr.held_saves[i].ids, sr.held_saves[i].n);
 	}
 	sr.hold_host_saves = sr.hold_device_saves = 0;
-	sr.waiting_count = 0;
+	sr.held_count = 0;
 }
 
 /* 1: the save waits until it is released. */
@@ -596,10 +596,10 @@ static int hold_save(kvc_put_t *put, const uint32_t *ids, uint32_t n, int device
 	if (device ? !sr.hold_device_saves : !sr.hold_host_saves) {
 		return 0;
 	}
-	assert_true(sr.waiting_count < 8 && n <= SR_BLOCKS);
-	sr.waiting[sr.waiting_count].put = put;
-	sr.waiting[sr.waiting_count].n = n;
-	memcpy(sr.waiting[sr.waiting_count++].ids, ids, n * sizeof *ids);
+	assert_true(sr.held_count < 8 && n <= SR_BLOCKS);
+	sr.held_saves[sr.held_count].put = put;
+	sr.held_saves[sr.held_count].n = n;
+	memcpy(sr.held_saves[sr.held_count++].ids, ids, n * sizeof *ids);
 
 	return 1;
 }

@@ -91,8 +91,8 @@ typedef struct sr {
 	struct {
 		kvc_put_t *put;
 		uint32_t ids[SR_BLOCKS], n;
-	} waiting[8];
-	uint32_t waiting_count;
+	} held_saves[8];
+	uint32_t held_count;
 	int drop_saves, hold_saves, fail_loads; /* knobs: */
 	kvc_status_t fail_device;               /* what loads from GPU memory end with; OK: they work */
 	uint32_t refusals;                      /* of the space there */
