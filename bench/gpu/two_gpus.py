@@ -103,7 +103,7 @@ class Machine:
 
 
 def is_built() -> bool:
-    return all(os.access(PROGRAMS / name, os.X_OK) for name in ("gpu_copy", "gpu_probe", "gpu_ep", "gpu_nn"))
+    return all(os.access(PROGRAMS / name, os.X_OK) for name in ("gpu_copy", "gpu_probe", "gpu_ep", "gpu_ep_kill", "gpu_nn"))
 
 
 def missing_code(row: Row) -> str:

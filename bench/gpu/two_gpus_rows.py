@@ -148,6 +148,17 @@ def kills(out: Path) -> list[Line]:
     return found
 
 
+def deaths(out: Path) -> list[Line]:
+    """The last line of gpu_ep_kill."""
+    log = out / "log"
+    ends = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("gpu_ep_kill: ") and " ranks in processes " in line] if log.exists() else []
+    found = []
+    for line in ends[-1:]:
+        text, _, word = line.removeprefix("gpu_ep_kill: ").rpartition(": ")
+        found.append(Line("a rank's process is killed or stands still", text, "", None, "the other one names it within 1.5 x the deadline, lives, and all memory is back", "met" if word == "good" else "MISSED"))
+    return found
+
+
 # ---- the rows, the most valuable first ----------------------------------------------------------
 
 EP = "kernels/ep"
@@ -188,7 +199,7 @@ ROWS = [
     *checks(1),
     Row("kill", "300 kills of daemon and engines with blocks in GPU memory", 230, "bench/gpu/run.sh kill {out}", kills, ("two GPUs", "nvcc", "kvd")),
     Row("two-nodes", "two nodes as two network namespaces, each with a GPU: P to D over TLS", lacks="no bench starts real engines at two daemons (bench.py has one daemon, scripts/demo_pd.sh engines without a GPU)"),
-    Row("ep-check", "correctness of the MoE slice on real peers: deaths and stops of a rank's process", code=EP),
+    Row("ep-check", "correctness of the MoE slice on real peers: deaths and stops of a rank's process", 300, "bench/gpu/run.sh ep_kill {out}", deaths, GPU),
     Row("ep-nvlink", "dispatch + combine over NVLink, H 2,048 and 7,168, 8 and 16 SMs, 4,096 tokens; the twin's bytes on real peers", 45, "bench/gpu/run.sh ep {out}", harness("ep", lambda row: True), GPU),
     Row("ep-nccl", "torch + NCCL all_to_all_single, rank-de-duplicated, same dtype, 128 / 4,096 tokens", code=EP),
     moe("dbo-host", "DBO over `host` (a link a GPU), 8 layers, prefill 2,048 / 4,096 tokens a rank", 25, "check host"),
