@@ -558,6 +558,7 @@ static uint64_t wire_bytes(group_t &g)
 
 static void link_rows(uint32_t hidden, uint32_t sms)
 {
+	const uint32_t tokens = (uint32_t)bench_param_size("tokens", 4096); // a rank, up to 4,096
 	const kvk_ep_shape_t shape = {2, 128, 8, hidden, 4096, 2, 1};
 	const bool two = devices.size() > 1;
 	group_t g(shape, 1, {KVK_EP_PEER, sms, 0, 0});
@@ -567,7 +568,7 @@ static void link_rows(uint32_t hidden, uint32_t sms)
 		on(device);
 		CU(cudaFuncSetAttribute(copy_ring, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 6 * 4096));
 	}
-	fill(g, shape.max_tokens);
+	fill(g, std::min(tokens, shape.max_tokens));
 	(void)parts.run(0);
 	const uint64_t bytes = wire_bytes(g);
 	const uint32_t pieces = (uint32_t)(bytes / 4096);
@@ -594,7 +595,7 @@ static void link_rows(uint32_t hidden, uint32_t sms)
 			CU(cudaMemcpyPeerAsync(to[1 - r], g.ranks[1 - r].device.ordinal, from[r], rank.device.ordinal, (size_t)pieces * 4096, rank.stream));
 		}));
 	};
-	const std::string what = text("%s, H %u, %u SMs, 4,096 tokens a rank", two ? "NVLink" : "two ranks on one GPU", hidden, sms);
+	const std::string what = text("%s, H %u, %u SMs, %u tokens a rank", two ? "NVLink" : "two ranks on one GPU", hidden, sms, tokens);
 
 	row(what + ": rows dispatched and returned", "GB/s", two ? "pairwise cudaMemcpyPeerAsync, both ways" : "bulk-copy ring, same bytes and SMs", 0.85, moves,
 	    two ? engines : ring);

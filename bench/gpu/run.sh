@@ -1,6 +1,6 @@
 #!/bin/bash
 # Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
-#   bench/gpu/run.sh part1|part2|all|moe|right|gemm|kill|kvx|disk|probe|peer|ep|ep_kill|moe_engine [out]   parts and pieces: README.md
+#   bench/gpu/run.sh part1|part2|all|moe|right|gemm|kill|kvx|disk|probe|peer|ep|ep_kill|nccl|moe_engine [out]   parts and pieces: README.md
 #   bench/gpu/run.sh build   only build, to run elsewhere: the other parts build nothing when the programs are there
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
 # xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills, kvx and disk need a build of kvd: build/release, a bundle
@@ -136,6 +136,7 @@ moe()
 	limited 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_nn" product-right --quick
 }
 ep() { measured ep 120 "$build/gpu_ep" right link host; }
+nccl() { limited 200 python3 bench/gpu/nccl.py --gpu-ep "$build/gpu_ep" --out "$out"; }
 ep_kill() { limited 400 "$build/gpu_ep_kill" --times "$([ -z "$quick" ] && echo 5 || echo 1)"; }
 peer() { measured peer 200 "$build/gpu_copy" peer mapped; }
 
@@ -176,13 +177,13 @@ goals()
 }
 
 case $part in
-part1 | part2 | right | gemm | kvx | disk | probe | peer | ep | ep_kill | moe | moe_engine | build) ;;
+part1 | part2 | right | gemm | kvx | disk | probe | peer | ep | ep_kill | nccl | moe | moe_engine | build) ;;
 kill) part=kills ;;
 all)
 	"$0" part1 "$out"
 	exec "$0" part2 "$out"
 	;;
-*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx, disk, probe, peer, ep, ep_kill, moe or moe_engine" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx, disk, probe, peer, ep, ep_kill, nccl, moe or moe_engine" >&2 && exit 64 ;;
 esac
 if [ "$part" = build ] || [ ! -x "$build/gpu_nn" ]; then
 	build_all

@@ -108,8 +108,6 @@ def is_built() -> bool:
 
 def missing_code(row: Row) -> str:
     """Why it runs on no machine yet; empty: it does."""
-    if row.code and not (ROOT / row.code).is_dir():
-        return f"{row.code} does not exist yet"
     return "" if row.command else row.lacks or "its command is missing in bench/gpu/two_gpus_rows.py"
 
 

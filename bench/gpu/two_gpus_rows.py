@@ -42,7 +42,6 @@ class Row:
     command: str = ""
     lines: Callable[[Path], list[Line]] = lambda out: []
     needs: tuple[str, ...] = ()
-    code: str = ""  # the folder without which the row cannot exist
     lacks: str = ""
 
     def about(self, compiled: bool) -> int:
@@ -161,7 +160,6 @@ def deaths(out: Path) -> list[Line]:
 
 # ---- the rows, the most valuable first ----------------------------------------------------------
 
-EP = "kernels/ep"
 GPU, MODEL = ("two GPUs", "nvcc"), ("two GPUs", "vLLM", "kvd")
 PD = "P to D of 10,250 / 32,780 tokens in GPU memory, at once / one after the other"
 
@@ -201,7 +199,7 @@ ROWS = [
     Row("two-nodes", "two nodes as two network namespaces, each with a GPU: P to D over TLS", lacks="no bench starts real engines at two daemons (bench.py has one daemon, scripts/demo_pd.sh engines without a GPU)"),
     Row("ep-check", "correctness of the MoE slice on real peers: deaths and stops of a rank's process", 300, "bench/gpu/run.sh ep_kill {out}", deaths, GPU),
     Row("ep-nvlink", "dispatch + combine over NVLink, H 2,048 and 7,168, 8 and 16 SMs, 4,096 tokens; the twin's bytes on real peers", 45, "bench/gpu/run.sh ep {out}", harness("ep", lambda row: True), GPU),
-    Row("ep-nccl", "torch + NCCL all_to_all_single, rank-de-duplicated, same dtype, 128 / 4,096 tokens", code=EP),
+    Row("ep-nccl", "torch + NCCL all_to_all_single, rank-de-duplicated, same dtype, 128 / 4,096 tokens", 90, "bench/gpu/run.sh nccl {out}", harness("nccl", lambda row: "goal" in row), GPU),
     moe("dbo-host", "DBO over `host` (a link a GPU), 8 layers, prefill 2,048 / 4,096 tokens a rank", 25, "check host"),
     moe("dbo-nvlink", "DBO over NVLink (bound 1.00 / 1.05), and decode", 25, "peer decode"),
     moe("ep-prefill", "EP over two GPUs, 8 layers, prefill", 20, "prefill"),
