@@ -3,7 +3,8 @@
 //   right   bytes, index and sums against the twin of kernels/ep, with routings of all kinds; a difference ends the
 //           program
 //   link    the transport of two ranks at once, against copies of the same bytes
-//   host    the same through host memory that the ranks share, by copies and by kernels
+//   wire    bytes of rows against the driver's counters of NVLink
+//   host    the same as link through host memory that the ranks share, by copies and by kernels
 // With two GPUs each rank has its own; with one both lie on it. Exit status 77: there is no GPU.
 #include "ep_batch.h"
 
@@ -705,9 +706,68 @@ static bench_outcome_t run_host(int)
 	return BENCH_DONE;
 }
 
+// ---- wire ---------------------------------------------------------------------------------------
+
+// Bytes of data that a GPU has sent over all its NVLinks, as the driver counts; 0: it does not say.
+static uint64_t nvlink_sent(int gpu)
+{
+	const std::string command = "nvidia-smi nvlink -gt d -i " + std::to_string(gpu) + " 2>/dev/null";
+	FILE *file = popen(command.c_str(), "r");
+	char line[256];
+	uint64_t kib = 0;
+
+	while (file && fgets(line, sizeof line, file)) {
+		const char *at = strstr(line, "Tx");
+		unsigned long long n;
+
+		if (at && sscanf(at, "Tx%*[^0-9]%llu KiB", &n) == 1) {
+			kib += n;
+		}
+	}
+	if (file) {
+		pclose(file);
+	}
+
+	return kib * 1024;
+}
+
+// What the driver's counters have moved by, beside the bytes of the routing: an all-gather would be twice as many, and
+// tokens once for each of their experts four times.
+static bench_outcome_t run_wire(int)
+{
+	const kvk_ep_shape_t shape = {2, 128, 8, 2048, 4096, 2, 1};
+	const uint32_t steps = bench_quick() ? 100 : 1000;
+	const char *why = open_devices();
+
+	if (why || devices.size() < 2) {
+		return bench_skip("%s", why ? why : "one GPU has no link to another");
+	}
+	if (nvlink_sent(devices[0].ordinal) == 0) {
+		return bench_skip("the driver does not say what NVLink has carried");
+	}
+	rng.seed(7);
+	group_t g(shape, 1, {KVK_EP_PEER, 8, 0, 0});
+	parts_t parts = {g, {}, 0};
+	fill(g, shape.max_tokens);
+	(void)parts.run(0);
+	const double bytes = (double)wire_bytes(g) * steps;
+	row("NVLink, H 2,048, 4,096 tokens a rank: rows' bytes of what GPU 0 has sent by the driver's counters", "GB", "the counters", 0.9, [&] { return bytes / 1e9; },
+	    [&] {
+		    const uint64_t before = nvlink_sent(devices[0].ordinal);
+
+		    for (uint32_t i = 0; i < steps; i++) {
+			    (void)parts.run_whole();
+		    }
+		    return (double)(nvlink_sent(devices[0].ordinal) - before) / 1e9;
+	    });
+
+	return BENCH_DONE;
+}
+
 extern "C" const bench_t bench_list[] = {
 	{"right", run_right, 0, "dispatch and combine on GPUs, byte by byte", "the twin on the CPU", "equal"},
 	{"link", run_link, 0, "dispatch and combine of two ranks", "copies of the same bytes", "rows moved: ratio >= 0.85"},
+	{"wire", run_wire, 0, "bytes of dispatch and combine over NVLink", "the driver's counters", "ratio >= 0.9"},
 	{"host", run_host, 0, "dispatch and combine of two ranks through host memory", "copies of the same bytes", "ratio >= 0.92"},
 	{},
 };

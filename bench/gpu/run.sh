@@ -135,7 +135,7 @@ moe()
 	done
 	limited 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_nn" product-right --quick
 }
-ep() { measured ep 120 "$build/gpu_ep" right link host; }
+ep() { measured ep 120 "$build/gpu_ep" right link wire host; }
 nccl() { limited 200 python3 bench/gpu/nccl.py --gpu-ep "$build/gpu_ep" --out "$out"; }
 ep_kill() { limited 400 "$build/gpu_ep_kill" --times "$([ -z "$quick" ] && echo 5 || echo 1)"; }
 peer() { measured peer 200 "$build/gpu_copy" peer mapped; }
