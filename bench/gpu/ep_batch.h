@@ -53,7 +53,9 @@ static batch_t make_batch(const kvk_ep_shape_t &s, uint32_t rank, routing how, u
 		const uint32_t *before = &b.experts[i - i % s.top_k], own = s.experts / s.ranks;
 		uint32_t e = below(s.experts);
 
-		e = how == SKEWED ? std::min(e, below(s.experts)) : how == LOCAL && s.top_k <= own ? rank * own + below(own) : e;
+		e = how == SKEWED                    ? std::min(e, below(s.experts))
+		    : how == LOCAL && s.top_k <= own ? rank * own + below(own)
+						     : e;
 		e = how == ONE_HOT ? (uint32_t)(i % s.top_k) : e;
 		while (std::find(before, (const uint32_t *)&b.experts[i], e) != &b.experts[i]) {
 			e = how == LOCAL && s.top_k <= own ? rank * own + (e + 1) % own : (e + 1) % s.experts;
@@ -78,15 +80,17 @@ static __global__ void run_experts(kvk_ep_plan_t plan, uint32_t rank, kvk_ep_gpu
 
 	for (uint32_t row = blockIdx.x; row < n; row += gridDim.x) {
 		const uint32_t own = record[row] - rows.own_first;
-		const kvk_bf16_t *x = own < plan.shape.max_tokens ? (const kvk_bf16_t *)rows.own + (size_t)own * hidden
-								  : (const kvk_bf16_t *)rows.rows + (size_t)record[row] * hidden;
+		const kvk_bf16_t *x = own < plan.shape.max_tokens
+					      ? (const kvk_bf16_t *)rows.own + (size_t)own * hidden
+					      : (const kvk_bf16_t *)rows.rows + (size_t)record[row] * hidden;
 		uint32_t e = 0;
 
 		while (first[e + 1] <= row) {
 			e++;
 		}
 		for (uint32_t h = threadIdx.x; h < hidden; h += blockDim.x) {
-			const float y = __fmul_rn(__uint_as_float((uint32_t)x[h] << 16), factor(rank * plan.rank_experts + e));
+			const float y =
+				__fmul_rn(__uint_as_float((uint32_t)x[h] << 16), factor(rank * plan.rank_experts + e));
 			const uint32_t bits = __float_as_uint(y);
 
 			outputs[(size_t)row * hidden + h] = (kvk_bf16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
@@ -103,7 +107,8 @@ struct twins_t {
 	std::vector<kvk_ep_rows_t> rows;
 	std::vector<rows_t> out;
 
-	twins_t(const kvk_ep_plan_t &p, kvk_ep_link_kind_t kind) : plan(p), ranks(p.shape.ranks), rows(p.shape.ranks), out(p.shape.ranks)
+	twins_t(const kvk_ep_plan_t &p, kvk_ep_link_kind_t kind)
+	    : plan(p), ranks(p.shape.ranks), rows(p.shape.ranks), out(p.shape.ranks)
 	{
 		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
 			memory.emplace_back(new uint64_t[plan.heap_bytes / 8 + 1]());
@@ -142,8 +147,8 @@ struct twins_t {
 					const kvk_bf16_t *x = kvk_ep_row(&plan, &rows[r], i);
 
 					for (uint32_t h = 0; h < plan.shape.hidden; h++) {
-						outputs[(size_t)i * plan.shape.hidden + h] =
-							kvk_bf16_round(kvk_bf16_to_float(x[h]) * factor(r * plan.rank_experts + e));
+						outputs[(size_t)i * plan.shape.hidden + h] = kvk_bf16_round(
+							kvk_bf16_to_float(x[h]) * factor(r * plan.rank_experts + e));
 					}
 				}
 			}

@@ -656,8 +656,8 @@ static std::vector<bare_t> open_bare(group_t &g, uint64_t bytes)
 	return all;
 }
 
-// Out, then in, of a dispatch and of a combine. Copies of one rank out and of the other in lie beside each other, as those
-// that they are compared with: parts one by one would not.
+// Out, then in, of a dispatch and of a combine. Copies of one rank out and of the other in run at the same time, as
+// those do that they are compared with: parts one by one would not.
 static void host_rows(const how_t &how, uint32_t tokens, double goal, const char *name, double *p_out)
 {
 	const kvk_ep_shape_t shape = {2, 128, 8, 2048, 4096, 2, 1};
@@ -731,7 +731,7 @@ static uint64_t nvlink_sent(int gpu)
 	return kib * 1024;
 }
 
-// What the driver's counters have moved by, beside the bytes of the routing: an all-gather would be twice as many, and
+// What the driver's counters have moved by, against the bytes of the routing: an all-gather would be twice as many, and
 // tokens once for each of their experts four times.
 static bench_outcome_t run_wire(int)
 {

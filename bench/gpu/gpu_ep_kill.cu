@@ -174,7 +174,7 @@ static void fall_at(const process_t &p, uint64_t number, phase at)
 }
 
 // Waits for what is enqueued. The other rank may be lost then, and that must have been noticed in time.
-static kv_status_t settle(process_t &p, uint64_t since_us)
+static kv_status_t await_stream(process_t &p, uint64_t since_us)
 {
 	kvk_ep_gpu_report_t report;
 
@@ -207,7 +207,7 @@ static kv_status_t dispatch(process_t &p, uint64_t number, const batch_t &b, kvk
 	const uint64_t since = now_us();
 	must_kv(kvk_ep_gpu_dispatch_recv(p.ep, number, (kvk_cu_stream_t)p.stream, rows));
 
-	return settle(p, since);
+	return await_stream(p, since);
 }
 
 static kv_status_t combine(process_t &p, uint64_t number, const kvk_ep_gpu_rows_t &rows)
@@ -220,7 +220,7 @@ static kv_status_t combine(process_t &p, uint64_t number, const kvk_ep_gpu_rows_
 	const uint64_t since = now_us();
 	must_kv(kvk_ep_gpu_combine_recv(p.ep, number, (kvk_cu_ptr_t)p.out, (kvk_cu_stream_t)p.stream));
 
-	return settle(p, since);
+	return await_stream(p, since);
 }
 
 // A step of both ranks by the twin, and this rank's part of it here.
