@@ -154,12 +154,10 @@ static kvc_status_t take_arrays(kvx_scheduler_t *scheduler, const kvx_scheduler_
 
 	scheduler->writers = kv_alloc(env, writer_bytes);
 	scheduler->spaces = kv_alloc(env, KVX_SPACES_MAX * sizeof *scheduler->spaces);
-	scheduler->keys = kv_alloc(env, (KVX_RUN_BLOCKS + 1u) * sizeof *scheduler->keys);
-	scheduler->events = kv_alloc(env, (KVX_RUN_BLOCKS + 1u) * sizeof *scheduler->events);
+	scheduler->keys = kv_alloc(env, KVX_RUN_BLOCKS * sizeof *scheduler->keys);
 	scheduler->blocks = kv_alloc(env, config->max_blocks * sizeof *scheduler->blocks);
 	scheduler->fence = kv_alloc(env, config->max_blocks * sizeof *scheduler->fence);
-	if (!scheduler->writers || !scheduler->spaces || !scheduler->keys || !scheduler->events || !scheduler->blocks ||
-	    !scheduler->fence) {
+	if (!scheduler->writers || !scheduler->spaces || !scheduler->keys || !scheduler->blocks || !scheduler->fence) {
 		return KVC_ERR_NOMEM;
 	}
 	memcpy(scheduler->writers, config->writers, writer_bytes);

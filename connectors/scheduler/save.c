@@ -14,10 +14,10 @@
 #include "kv/struct.h"
 
 #define LATE_MS  10000u /* a put not handed in so long after its step is not renewed any longer */
-#define DUE_MS   20u    /* an answer that takes longer is not worth a step of its own */
-#define REST_MS  20u    /* pause before a busy daemon is asked again; doubled each time */
-#define REST_MAX 6u     /* doublings */
-#define RUNS     64u    /* puts that one advance() starts for a group */
+#define LAST_MS  1000u /* of a request that ended so long ago nothing is asked for; no step waits for an older answer */
+#define REST_MS  20u   /* pause before a busy daemon is asked again; doubled each time */
+#define REST_MAX 6u    /* doublings */
+#define RUNS     64u   /* puts that one advance() starts for a group */
 
 #define DEVICE_PUTS (KVX_PUTS_MAX / 2u) /* from this number of puts on none is started for GPU memory */
 
@@ -124,6 +124,7 @@ typedef struct kvx_run {
 	uint32_t index;               /* of the group, among ours */
 	uint32_t mem;                 /* KVX_HOST_MEM or KVX_OWN_MEM */
 	uint32_t from, to;            /* blocks */
+	uint32_t step;                /* that computes them */
 	const kvc_key_t *private_key; /* NULL: whole blocks */
 	int once;                     /* not tried again */
 } kvx_run_t;
@@ -134,24 +135,22 @@ static uint32_t private_block(const kvx_request_t *request)
 	return request->own.partial ? request->own.n - 1u : UINT32_MAX;
 }
 
-/* The first block whose key the daemon is told: the parent's, where blocks have one. */
-static uint32_t base_of(const kvx_scheduler_t *scheduler, const kvx_run_t *run)
-{
-	return run->from && scheduler->groups[run->index].rule == KV_RULE_FULL ? run->from - 1u : run->from;
-}
-
-/* Keys of the blocks from `base` on, and what events call them. 0: not all are known. */
-static int collect_keys(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint32_t base)
+/* Keys of its blocks and of their parent, and what events call them. 0: not all are known. */
+static int collect_keys(const kvx_scheduler_t *scheduler, const kvx_run_t *run, kvx_sput_t *put)
 {
 	const uint32_t units = scheduler->groups[run->index].block_tokens / scheduler->unit;
 
+	if (run->private_key) {
+		put->keys[0] = *run->private_key;
+		return 1;
+	}
 	run->view->bad = 0;
-	for (uint32_t i = base; i < run->to; i++) {
-		const uint32_t unit = (i + 1u) * units - 1u;
+	for (uint32_t i = 0; i < put->parents + put->n; i++) {
+		const uint32_t unit = (run->from - put->parents + i + 1u) * units - 1u;
 
-		run->view->source.key(run->view, unit, &scheduler->keys[i - base]);
+		run->view->source.key(run->view, unit, put->keys - put->parents + i);
 		if (scheduler->foreign && !run->view->bad) {
-			scheduler->events[i - base] = event_hash(run->view, unit);
+			(put->events - put->parents)[i] = event_hash(run->view, unit);
 		}
 	}
 
@@ -168,68 +167,82 @@ static int may_ask(const kvx_scheduler_t *scheduler, const kvx_request_t *reques
 	return !request->unsavable && (why == KV_WHY_NONE || (why == KV_WHY_DAEMON_STALE && h && h->sends));
 }
 
-/* NULL: not now. */
-static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
+/* 0: not now. */
+static int start_put(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
-	const kv_group_t *group = &scheduler->groups[run->index];
-	const uint32_t base = base_of(scheduler, run);
-	kvc_space_t *space = kvx_space_in(scheduler, run->request->space, run->mem);
+	const kvx_request_t *request = put->request;
+	const kv_group_t *group = &scheduler->groups[put->index];
+	const uint32_t base = put->from - put->parents, from = put->is_private ? 0 : put->from;
 	kvc_put_options_t options = {.struct_size = sizeof options,
-				     .writers = &scheduler->writers[(size_t)run->index * scheduler->writer_count],
+				     .writers = &scheduler->writers[(size_t)put->index * scheduler->writer_count],
 				     .writer_count = scheduler->writer_count,
 				     .group = group->id};
-	kvc_put_t *put = NULL;
-	kvc_status_t status = KVC_MISS;
 
-	if (run->private_key) {
+	if (put->is_private) {
 		options.private_blocks = 1;
-		status = kvc_put_start(space, run->private_key, 0, 1, &options, &put);
-	} else if (collect_keys(scheduler, run, base)) {
-		options.event_hashes = scheduler->foreign ? scheduler->events : NULL;
-		options.tokens =
-			scheduler->foreign ? NULL : run->request->own.tokens + (size_t)base * group->block_tokens;
+	} else {
+		options.event_hashes = scheduler->foreign ? put->events - put->parents : NULL;
+		options.tokens = scheduler->foreign ? NULL : request->own.tokens + (size_t)base * group->block_tokens;
 		options.base = base;
-		options.yields = run->mem == KVX_OWN_MEM && run->request->to_device == 0;
-		options.optional = run->mem == KVX_HOST_MEM && !scheduler->saves_all && !is_handed_over(run->request);
-		status = kvc_put_start(space, scheduler->keys, run->from, run->to, &options, &put);
+		options.yields = put->mem == KVX_OWN_MEM && request->to_device == 0;
+		options.optional = put->mem == KVX_HOST_MEM && !scheduler->saves_all && !is_handed_over(request);
 	}
+	put->at = KVX_SPUT_ASKED;
+	put->asked_ns = now;
 
-	return status == KVC_OK ? put : NULL;
+	return kvc_put_start(kvx_space_in(scheduler, put->space, put->mem), put->keys - put->parents, from,
+			     from + put->n, &options, &put->put) == KVC_OK;
+}
+
+/* Another one like it, for `like->n` blocks, without their entries and keys. NULL: not now. */
+static kvx_sput_t *add_put(kvx_scheduler_t *scheduler, const kvx_sput_t *like)
+{
+	const size_t a_block = sizeof(kvx_table_entry_t) + sizeof(kvc_key_t) + sizeof(uint64_t);
+	const size_t bytes = sizeof(kvx_sput_t) + (like->n + 1u) * a_block;
+	kvx_sput_t *put = scheduler->put_count < KVX_PUTS_MAX ? kv_alloc(scheduler->env, bytes) : NULL;
+
+	if (!put) {
+		return NULL;
+	}
+	*put = *like;
+	put->keys = (kvc_key_t *)(void *)(put->entries + put->n) + 1;
+	put->events = (uint64_t *)(void *)(put->keys + put->n) + 1;
+	KVX_LIST_APPEND(put, next, link, scheduler->puts_end);
+	KVX_LIST_APPEND(put, own_next, own_link, put->request->puts_end);
+	scheduler->put_count++;
+
+	return put;
 }
 
 /* Reserve one put for blocks [from, to). 0: not now. */
 static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t now)
 {
-	const uint32_t n = run->to - run->from;
-	const size_t bytes = sizeof(kvx_sput_t) + n * (sizeof(kvx_table_entry_t) + sizeof(kvc_key_t));
-	kvx_sput_t *put = scheduler->put_count < KVX_PUTS_MAX ? kv_alloc(scheduler->env, bytes) : NULL;
-	kvc_put_t *started = put ? start_put(scheduler, run) : NULL;
-
-	if (!started) {
-		kv_free(scheduler->env, put);
-		scheduler->stats.save_busy += run->mem == KVX_HOST_MEM ? n : 0;
-		return 0;
-	}
-	*put = (kvx_sput_t){
+	const kvx_sput_t like = {
 		.once = run->once,
 		.urgent = run->mem == KVX_OWN_MEM && run->request->to_device > 0,
-		.put = started,
+		.is_private = run->private_key != NULL,
+		.parents = !run->private_key && run->from && scheduler->groups[run->index].rule == KV_RULE_FULL,
 		.request = run->request,
-		.asked_ns = now,
 		.space = run->request->space,
 		.mem = run->mem,
 		.index = run->index,
 		.from = run->from,
-		.n = n,
-		.step = scheduler->step,
+		.n = run->to - run->from,
+		.step = run->step,
 	};
-	memcpy(put->entries, run->request->groups[run->index].entries + run->from, n * sizeof *put->entries);
-	put->keys = (kvc_key_t *)(void *)(put->entries + n);
-	memcpy(put->keys, run->private_key ? run->private_key : scheduler->keys + (run->from - base_of(scheduler, run)),
-	       n * sizeof *put->keys);
-	KVX_LIST_APPEND(put, next, link, scheduler->puts_end);
-	KVX_LIST_APPEND(put, own_next, own_link, run->request->puts_end);
-	scheduler->put_count++;
+	kvx_sput_t *put = add_put(scheduler, &like);
+
+	if (put) {
+		memcpy(put->entries, run->request->groups[run->index].entries + run->from,
+		       put->n * sizeof *put->entries);
+	}
+	if (!put || !collect_keys(scheduler, run, put) || !start_put(scheduler, put, now)) {
+		if (put) {
+			remove_put(scheduler, put);
+		}
+		scheduler->stats.save_busy += run->mem == KVX_HOST_MEM ? like.n : 0;
+		return 0;
+	}
 	scheduler->stats.saves++;
 
 	return 1;
@@ -243,8 +256,13 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t mem, uint32_t block,
 			   const kvc_key_t *key)
 {
-	const kvx_run_t run = {
-		.request = request, .mem = mem, .from = block, .to = block + 1u, .private_key = key, .once = 1};
+	const kvx_run_t run = {.request = request,
+			       .mem = mem,
+			       .from = block,
+			       .to = block + 1u,
+			       .step = scheduler->step,
+			       .private_key = key,
+			       .once = 1};
 
 	if (may_ask(scheduler, request) && entry_is_current(scheduler, &request->groups[0], block)) {
 		(void)reserve_run(scheduler, &run, kv_now_ns(scheduler->env));
@@ -308,11 +326,12 @@ static uint32_t savable(const kvx_ask_t *ask, uint32_t computed)
 	return ask->save_tokens > 0 && ask->save_tokens < computed ? ask->save_tokens : computed;
 }
 
-static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
+/* What that step, or an earlier one, has computed. */
+static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t step)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
 	kvx_key_view_t view;
-	kvx_run_t run = {.request = request, .view = &view};
+	kvx_run_t run = {.request = request, .view = &view, .step = step};
 	int went = 1;
 
 	if (now < request->retry_ns || !may_ask(scheduler, request)) {
@@ -339,7 +358,7 @@ void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
 	kvx_key_view_t view;
-	kvx_run_t run = {.request = request, .view = &view, .mem = KVX_OWN_MEM, .once = 1};
+	kvx_run_t run = {.request = request, .view = &view, .mem = KVX_OWN_MEM, .step = scheduler->step, .once = 1};
 
 	if (request->unsavable || !kvx_mem_is_usable(scheduler, request->space, KVX_OWN_MEM)) {
 		return;
@@ -421,7 +440,15 @@ void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 					   computed < request->to_device ? computed : request->to_device);
 	}
 	if (computed >= next_save_at(scheduler, request)) {
-		save_request(scheduler, ask, request);
+		save_request(scheduler, ask, request, scheduler->step);
+	}
+}
+
+void kvx_request_save_rest(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
+{
+	if (request->refused == KVC_ERR_BUSY && request->computed >= next_save_at(scheduler, request)) {
+		request->retry_ns = 0;
+		save_request(scheduler, ask, request, scheduler->step - 1u);
 	}
 }
 
@@ -491,6 +518,68 @@ static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc
 	}
 }
 
+/* Its request has ended, and the engine has not needed its blocks since. */
+static int may_rest(const kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint64_t now)
+{
+	const kvx_request_t *request = put->request;
+	uint32_t i = 0;
+
+	if (!request->ended || put->once || put->mem != KVX_HOST_MEM || now - request->ended_ns >= LAST_MS * KVX_MS ||
+	    !has_begun(scheduler, request) || !may_ask(scheduler, request)) {
+		return 0;
+	}
+	while (i < put->n && kvx_entry_is_current(scheduler, &put->entries[i])) {
+		i++;
+	}
+
+	return i == put->n;
+}
+
+static void rest_put(kvx_sput_t *put)
+{
+	kvc_put_free(put->put);
+	put->put = NULL;
+	put->granted = 0;
+	put->at = KVX_SPUT_RESTING;
+	put->rests++;
+}
+
+/* Of a put that is granted, its blocks that are not. */
+static void rest_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put)
+{
+	const uint32_t from = put->granted, parents = scheduler->groups[put->index].rule == KV_RULE_FULL;
+	kvx_sput_t like = *put, *rest_of;
+
+	like.put = NULL;
+	like.at = KVX_SPUT_RESTING;
+	like.from += from;
+	like.n -= from;
+	like.granted = 0;
+	like.parents = parents;
+	like.rests = 1;
+	rest_of = add_put(scheduler, &like);
+	if (rest_of) {
+		memcpy(rest_of->entries, put->entries + from, like.n * sizeof *put->entries);
+		memcpy(rest_of->keys - parents, put->keys + from - parents, (like.n + parents) * sizeof *put->keys);
+		memcpy(rest_of->events - parents, put->events + from - parents,
+		       (like.n + parents) * sizeof *put->events);
+	}
+}
+
+/* 1: the put is done. */
+static int poll_resting(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+{
+	if (!may_rest(scheduler, put, now)) {
+		return 1;
+	}
+	if (now - put->asked_ns >= ((uint64_t)REST_MS << (put->rests - 1u)) * KVX_MS &&
+	    !start_put(scheduler, put, now)) {
+		rest_put(put);
+	}
+
+	return 0;
+}
+
 /* 1: the put is done. */
 static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
@@ -506,12 +595,19 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 	scheduler->stats.late_answers += put->awaited && put->step != scheduler->step;
 	if (result.status != KVC_PENDING && result.status != KVC_OK) {
 		retry_refused(scheduler, put, result.status, now);
-		return 1;
+		if (result.status != KVC_ERR_BUSY || !may_rest(scheduler, put, now)) {
+			return 1;
+		}
+		rest_put(put);
+		return 0;
 	}
 
 	if (put->granted < put->n) {
 		scheduler->stats.save_busy += put->mem == KVX_HOST_MEM ? put->n - put->granted : 0;
 		schedule_retry(put, put->from + put->granted, KVC_ERR_BUSY, now);
+		if (may_rest(scheduler, put, now)) {
+			rest_refused(scheduler, put);
+		}
 	} else if (put->mem == KVX_HOST_MEM) {
 		put->request->refused = KVC_OK;
 		put->request->tries = 0;
@@ -567,16 +663,29 @@ static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 	return 1;
 }
 
+/* 1: the put is done. */
+static int poll_put(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+{
+	switch (put->at) {
+	case KVX_SPUT_RESTING:
+		return poll_resting(scheduler, put, now);
+	case KVX_SPUT_ASKED:
+		return poll_asked(scheduler, put, now);
+	default:
+		return poll_granted(scheduler, put, now);
+	}
+}
+
 int kvx_puts_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	kvx_sput_t *next;
 	int open = 0;
 
 	for (kvx_sput_t *put = scheduler->puts; put; put = next) {
-		const int asked = put->at == KVX_SPUT_ASKED;
+		const int done = poll_put(scheduler, put, now);
 
-		next = put->next;
-		if (asked ? poll_asked(scheduler, put, now) : poll_granted(scheduler, put, now)) {
+		next = put->next; /* what rests of it may have been added */
+		if (done) {
 			remove_put(scheduler, put);
 		} else {
 			open |= put->at == KVX_SPUT_ASKED && put->step == scheduler->step;
@@ -609,8 +718,8 @@ void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now)
 int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 {
 	for (const kvx_sput_t *put = scheduler->puts; put; put = put->next) {
-		if (put->at == KVX_SPUT_GRANTED ||
-		    (put->at == KVX_SPUT_ASKED && now - put->asked_ns < DUE_MS * KVX_MS)) {
+		if (put->at == KVX_SPUT_RESTING || put->at == KVX_SPUT_GRANTED ||
+		    (put->at == KVX_SPUT_ASKED && now - put->asked_ns < LAST_MS * KVX_MS)) {
 			return 1;
 		}
 	}

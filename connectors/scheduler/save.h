@@ -6,6 +6,8 @@
 
 /* Its first `computed` tokens are computed: reserve what is full and not stored. */
 void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t computed);
+/* It ends: what the daemon was too busy to take is asked for once more, and again after that for a second. */
+void kvx_request_save_rest(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request);
 /* The request's first `tokens` tokens are in its blocks, and used again. Those that the space in memory of its GPU does
  * not have are saved there, once, if there is room. */
 void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
@@ -15,7 +17,7 @@ int kvx_puts_poll(kvx_scheduler_t *scheduler, uint64_t now);
 /* Wait a short time for the answers to this step's reservations, but not for a daemon that has stopped. */
 void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_puts_emit(kvx_scheduler_t *scheduler);
-/* 1: a put is granted and not emitted, or an answer is due soon. */
+/* 1: a put is granted and not emitted, or rests, or an answer is due soon: an idle engine makes a step for it. */
 int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now);
 /* Save the block of a request after its last full one in that mem, under the key of a private block. Nothing is saved
  * if it is not current, or there is no room. */

@@ -102,7 +102,6 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kvx_msg_free(&scheduler->message);
 	kv_free(env, scheduler->fence);
 	kv_free(env, scheduler->blocks);
-	kv_free(env, scheduler->events);
 	kv_free(env, scheduler->keys);
 	kv_free(env, scheduler->spaces);
 	kv_free(env, scheduler->writers);
@@ -264,6 +263,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	if (request) {
 		kvx_lease_cache_drop(scheduler, request);
 		kvx_loads_mark_unverified(scheduler, request);
+		kvx_request_save_rest(scheduler, ask, request);
 		kvx_requests_remove(&scheduler->requests, request);
 	}
 }

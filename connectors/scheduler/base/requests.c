@@ -22,15 +22,20 @@ static void free_tables(const kvx_requests_t *requests, kvx_request_t *request)
 		kv_free(requests->env, request->groups[g].entries);
 		request->groups[g] = (kvx_request_group_t){0};
 	}
+}
+
+static void free_request(const kvx_requests_t *requests, kvx_request_t *request)
+{
+	free_tables(requests, request);
 	kv_free(requests->env, request->own.keys);
 	kv_free(requests->env, request->own.tokens);
-	request->own = (kvx_chain_state_t){0};
+	kv_free(requests->env, request);
 }
 
 void kvx_request_release(const kvx_requests_t *requests, kvx_request_t *request)
 {
 	if (request->ended && !request->loads && !request->puts && !request->handover[0] && !request->handover[1]) {
-		kv_free(requests->env, request);
+		free_request(requests, request);
 	}
 }
 
@@ -40,8 +45,7 @@ void kvx_requests_fini(kvx_requests_t *requests)
 
 	for (kvx_request_t *request = kvx_requests_next(requests, NULL); request; request = next) {
 		next = kvx_requests_next(requests, request);
-		free_tables(requests, request);
-		kv_free(requests->env, request);
+		free_request(requests, request);
 	}
 	if (requests->env) {
 		kv_free(requests->env, requests->buckets);

@@ -124,15 +124,17 @@ typedef struct kvx_shandover {
 	_Alignas(uint32_t) kvc_key_t keys[]; /* [units + 1]: the last is the private block's; then the tokens */
 } kvx_shandover_t;
 
-typedef enum kvx_sput_step { KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
+/* Resting: its request has ended, and the daemon was busy. It is asked for again, as long as its blocks are there. */
+typedef enum kvx_sput_step { KVX_SPUT_RESTING, KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
 
 typedef struct kvx_sput {
 	struct kvx_sput *next, **link;         /* of all */
 	struct kvx_sput *own_next, **own_link; /* of the request's */
 	kvx_request_t *request;
-	kvc_put_t *put;
+	kvc_put_t *put; /* NULL: it rests */
 	kvx_sput_step_t at;
 	uint64_t asked_ns;
+	uint32_t rests;              /* times that it rested */
 	uint64_t handle;             /* id; 0: not granted yet */
 	uint32_t space, mem, index;  /* index: of the group; mem: KVX_HOST_MEM or KVX_OWN_MEM */
 	uint32_t from, n, granted;   /* blocks [from, from + n) of the request */
@@ -142,7 +144,10 @@ typedef struct kvx_sput {
 	int awaited;                 /* the message of that step has waited for the answer */
 	int once;                    /* it is not tried again: the hand-over goes on without it */
 	int urgent;                  /* a hand-over waits for it */
+	int is_private;              /* its one block is a private one */
+	uint32_t parents;            /* 1: keys[-1] and events[-1] are of the block before, where blocks have one */
 	kvc_key_t *keys;             /* [n], behind the entries */
+	uint64_t *events;            /* [n] names in events, behind the keys, if they are the engine's */
 	kvx_table_entry_t entries[]; /* [n] */
 } kvx_sput_t;
 
@@ -261,8 +266,7 @@ struct kvx_scheduler {
 	uint64_t load_number;
 	kvx_shandover_t *handovers, **handovers_end;
 
-	kvc_key_t *keys;  /* [KVX_RUN_BLOCKS + 1]: of one put */
-	uint64_t *events; /* the same */
+	kvc_key_t *keys; /* [KVX_RUN_BLOCKS] that are taken back in one call */
 
 	kvx_block_t *blocks; /* [max_blocks] */
 	uint32_t unnamed;    /* blocks with KVX_UNNAMED */
