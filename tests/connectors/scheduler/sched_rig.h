@@ -100,6 +100,8 @@ typedef struct sr {
 	uint32_t yielding_puts;                 /* that were started */
 	uint32_t optional_puts;                 /* likewise */
 	int thrashes;                           /* no put that is optional is admitted */
+	int is_busy;                            /* the daemon has no room for any put, */
+	uint32_t busy_puts;                     /* how many it has refused */
 	uint32_t cut_device_leases;             /* or all from this unit on; 0: nothing was */
 	int ahead;                              /* the report of a step is left to be given by hand */
 	kvx_hit_t hit;                          /* of the last match */
