@@ -14,8 +14,6 @@
 #include <unistd.h>
 
 #define RECORD (16u << 10)
-#define READ   (64u << 10) /* at a time */
-#define WINDOW (64u << 20) /* peers.in_flight: where bytes land, again and again */
 
 typedef struct side {
 	int fd;
@@ -42,14 +40,14 @@ static void *send_bytes(void *arg)
 static void receive_bytes(side_t *side)
 {
 	for (size_t at = 0; at < side->bytes && !side->has_failed;) {
-		const ssize_t n = recv(side->fd, side->memory + at % WINDOW, READ, 0);
+		const ssize_t n = recv(side->fd, side->memory + at % TRANSFER_WINDOW, TRANSFER_READ, 0);
 
 		side->has_failed = n <= 0;
 		at += n > 0 ? (size_t)n : 0;
 	}
 }
 
-static int connect_pair(int fds[2])
+int transfer_connect(int fds[2])
 {
 	struct sockaddr_in address = {.sin_family = AF_INET};
 	socklen_t len = sizeof address;
@@ -70,16 +68,17 @@ static int connect_pair(int fds[2])
 
 double transfer_tcp_rate(uint8_t *memory, size_t bytes)
 {
-	side_t from = {.memory = memory, .bytes = bytes}, to = {.memory = bench_memory(WINDOW + READ), .bytes = bytes};
+	side_t from = {.memory = memory, .bytes = bytes},
+	       to = {.memory = bench_memory(TRANSFER_WINDOW + TRANSFER_READ), .bytes = bytes};
 	bench_sample_t sample = {0};
 	pthread_t sender;
 	bench_clock_t start;
 	int fds[2] = {-1, -1};
 
-	if (to.memory && connect_pair(fds) == 0) {
+	if (to.memory && transfer_connect(fds) == 0) {
 		from.fd = fds[0];
 		to.fd = fds[1];
-		bench_fill(to.memory, WINDOW + READ, 2);
+		bench_fill(to.memory, TRANSFER_WINDOW + TRANSFER_READ, 2);
 		start = bench_start();
 		if (pthread_create(&sender, NULL, send_bytes, &from) == 0) {
 			receive_bytes(&to);
