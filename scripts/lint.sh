@@ -133,6 +133,10 @@ lint_shell() {
 
 [ $# -gt 0 ] || set -- format size includes circles metrics engine words shell tidy
 for rule in "$@"; do
+	if ! declare -F "lint_$rule" >/dev/null; then
+		echo "lint: no rule is called $rule" >&2
+		exit 64
+	fi
 	"lint_$rule"
 done
 [ $failed -eq 0 ] && echo "lint: clean ($*)"
