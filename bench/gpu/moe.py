@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any, Callable
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE / "qwen3-30b-a3b.json"
 LAYERS = 8
+PROMPT = 10240  # tokens that many requests begin with
 CONTEXT = 2048  # mean tokens that a token sees, where the step is shorter
 
 Json = dict[str, Any]
@@ -23,8 +27,9 @@ class Engine:
         self.program, self.gpus, self.rounds = program, gpus, rounds
         self.seen: dict[tuple[str, ...], Json] = {}
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(self.program), *arguments], capture_output=True, text=True, timeout=240)
+    def run(self, *arguments: str, program: str = "") -> subprocess.CompletedProcess[str]:
+        """kve, or another program beside it."""
+        return subprocess.run([str(self.program.with_name(program) if program else self.program), *arguments], capture_output=True, text=True, timeout=240)
 
     def bench(self, tokens: int, ranks: int, link: str = "peer", sequences: int = 1, context: int | None = None) -> Json:
         """Figures of a step; measured once."""
@@ -103,7 +108,59 @@ def prefill(engine: Engine) -> list[Json]:
     return [row("experts over two GPUs: prefill of 4,096 tokens a rank", rates[1], "tokens a us", "one GPU", rates[0], rates[1] / rates[0], 1.85)]
 
 
-ROWS: dict[str, Callable[[Engine], list[Json]]] = {"check": check, "whole": whole, "host": host, "peer": peer, "decode": decode, "prefill": prefill}
+# Bytes that are copied to the GPU, again and again, from pinned memory: GB/s.
+LINK = """import torch
+a, b = torch.empty(1 << 28, dtype=torch.uint8).pin_memory(), torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+t = [torch.cuda.Event(enable_timing=True) for _ in range(12)]
+for event in t: b.copy_(a, non_blocking=True); event.record()
+torch.cuda.synchronize()
+print((1 << 28) / 1e6 / sorted(x.elapsed_time(y) for x, y in zip(t, t[1:]))[5])"""
+
+
+def chat(engine: Engine, folder: Path, phase: str) -> list[Json]:
+    """Requests of an engine that has just been started, one after the other, with one beginning."""
+    log = folder / f"{phase}.log"
+    ended = engine.run(
+        "--socket", str(folder / "run/default.sock"), "--config", str(folder / "config.json"), "--bf16", "gpu", "--users", "9", "--branches", "0", "--turns", "1", "--systems", "1",
+        "--system-tokens", str(PROMPT), "--message-tokens", "32", "--new-tokens", "2", "--phase", phase, "--log", str(log), program="kve-chat",
+    )  # fmt: skip
+    if ended.returncode != 0:
+        raise RuntimeError(f"kve-chat: status {ended.returncode}: {ended.stderr.strip().splitlines()[-1:]}")
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def warm(engine: Engine) -> list[Json]:
+    """The first token after a restart of the engine, from kvd: the load at the link's rate, and what the rest takes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = json.loads(MODEL.read_text()) | {"num_hidden_layers": LAYERS, "max_position_embeddings": 2 * PROMPT}
+        (folder / "config.json").write_text(json.dumps(model))
+        with (folder / "kvd.log").open("w") as log:
+            options = ["--cpu.size=4GiB", "--cpu.slab_size=256MiB", "--cpu.ahead=all", "--http.listen=off", "--keeper=off"]
+            daemon = subprocess.Popen([str(engine.program.with_name("kvd")), f"--run_dir={folder / 'run'}", *options], stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + 30
+            while not (folder / "run/default.sock").exists() and daemon.poll() is None and time.monotonic() < end:
+                time.sleep(0.05)
+            cold, again = chat(engine, folder, "cold"), chat(engine, folder, "warm")
+        finally:
+            daemon.terminate()
+            daemon.wait()
+    found = [answer for answer in again if answer["cpu_tokens"] >= PROMPT]
+    if len(found) < len(again) or [a["answer"] for a in cold] != [a["answer"] for a in again]:
+        raise RuntimeError(f"{len(found)} of {len(again)} prompts were found, or answers differ")
+    link = subprocess.run([sys.executable, "-c", LINK], capture_output=True, text=True, timeout=100)
+    if link.returncode != 0:
+        raise RuntimeError("skipped: no torch here to measure the link with")
+    first_us = statistics.median(answer["ttft_ns"] for answer in found) / 1e3
+    bytes_a_token = 2 * 2 * model["num_key_value_heads"] * model["head_dim"] * LAYERS
+    floor_us = found[0]["cpu_tokens"] * bytes_a_token / float(link.stdout) / 1e3
+    own_us = engine.bench(32, 1, context=PROMPT)["seq_us"]
+    name = f"first token of {PROMPT:,} tokens from kvd after a restart, computed in {cold[0]['ttft_ns'] / 1e6:.1f} ms"
+    return [row(name, first_us, "us", "the load at the link's rate, and 1.3 steps of the rest", floor_us + 1.3 * own_us, (floor_us + 1.3 * own_us) / first_us, 1)]
+
+
+ROWS: dict[str, Callable[[Engine], list[Json]]] = {"check": check, "whole": whole, "host": host, "peer": peer, "decode": decode, "warm": warm, "prefill": prefill}
 
 
 def main() -> int:
