@@ -517,12 +517,14 @@ static void match_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 		return;
 	}
 	kvx_weights_poll(scheduler);
-	if (!scheduler->adopted) {
+	request->space = scheduler->adopted ? kvx_space_find_or_add(scheduler, ask) : UINT32_MAX;
+	/* The name may be one of before, and what must be taken back from it still there. */
+	if (!scheduler->adopted ||
+	    (request->space < scheduler->space_count && scheduler->spaces[request->space].suspects)) {
 		stats->miss_tokens_weights_pending += missed;
 		hit->why = KV_WHY_NO_DAEMON;
 		return;
 	}
-	request->space = kvx_space_find_or_add(scheduler, ask);
 	if (shares_sync_hit(scheduler, ask, request)) {
 		hit->deferred = 1;
 		stats->match_deferred++;

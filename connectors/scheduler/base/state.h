@@ -49,6 +49,7 @@ typedef struct kvx_sspace {
 	int open;           /* it was open once */
 	int emitted;        /* the ranks know what its number stands for */
 	uint32_t closes;    /* its hand-overs of before have ended with the handle */
+	uint32_t suspects;  /* runs of its blocks that must be taken back */
 	uint64_t retry_ns;
 	kvx_smem_space_t mems[KVX_MEMS]; /* that of KVX_HOST_MEM is not used */
 } kvx_sspace_t;

@@ -75,7 +75,9 @@ static void change_name(kvx_scheduler_t *scheduler, char *text)
 		stored->n = stored->withdrawn;
 	} else {
 		scheduler->stats.withdrawn += stored->n - stored->withdrawn;
-		stored->withdrawn = stored->n;
+		for (; stored->withdrawn < stored->n; stored->withdrawn++) {
+			scheduler->spaces[stored->at[stored->withdrawn].space].suspects++;
+		}
 	}
 	stored->full = 0;
 	kv_free(scheduler->env, scheduler->weights);
@@ -175,6 +177,9 @@ static void drop_withdrawn(kvx_scheduler_t *scheduler, uint32_t n)
 {
 	kvx_stored_list_t *list = &scheduler->stored;
 
+	for (uint32_t i = 0; i < n; i++) {
+		scheduler->spaces[list->at[i].space].suspects--;
+	}
 	memmove(list->at, list->at + n, (list->n - n) * sizeof *list->at);
 	list->n -= n;
 	list->withdrawn -= n;
