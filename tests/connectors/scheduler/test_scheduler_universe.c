@@ -21,16 +21,16 @@ static const sr_options_t plain, sync_loads = {.mode = KVX_LOAD_SYNC}, async_loa
 				 brief = {.silence = "50ms", .wait_us = 500}, later = {.named_later = 1};
 
 static const u_profile_t profiles[] = {
-	/* bad, preempted, ended, handed; silent, killed, reset, renamed; adapters */
-	{"p1_what_is_saved_and_loaded_is_what_was_computed", &plain, 8, 12, 10, 0, 0, 0, 60, 0, 1},
-	{"p1_garbage_of_synchronous_loads_is_never_saved", &sync_loads, 2, 8, 10, 0, 0, 0, 0, 0, 0},
-	{"p1_blocks_that_a_load_of_the_step_fills_are_deferred_to", &deferring, 3, 8, 10, 0, 0, 0, 0, 0, 1},
-	{"p1_windows_are_loaded_whole_or_not", &windows, 8, 12, 10, 4, 0, 0, 0, 0, 1},
-	{"p1_own_keys_find_what_they_saved", &own_keys, 8, 12, 10, 3, 0, 0, 60, 0, 0},
-	{"p4_prompts_that_are_handed_over_leave_nothing", &async_loads, 10, 20, 12, 1, 0, 0, 0, 0, 0},
-	{"p1_what_a_gpu_has_is_what_was_computed", &gpu, 8, 12, 12, 2, 0, 0, 0, 0, 0},
-	{"p7_a_silent_or_killed_daemon_costs_hits_only", &brief, 8, 12, 10, 3, 12, 40, 0, 0, 0},
-	{"p1_blocks_of_other_weights_are_never_found", &later, 8, 12, 10, 4, 0, 0, 0, 12, 1},
+	/* bad, preempted, ended, handed; silent, killed, reset, renamed; adapters; busy */
+	{"p1_what_is_saved_and_loaded_is_what_was_computed", &plain, 8, 12, 10, 0, 0, 0, 60, 0, 1, 4},
+	{"p1_garbage_of_synchronous_loads_is_never_saved", &sync_loads, 2, 8, 10, 0, 0, 0, 0, 0, 0, 0},
+	{"p1_blocks_that_a_load_of_the_step_fills_are_deferred_to", &deferring, 3, 8, 10, 0, 0, 0, 0, 0, 1, 0},
+	{"p1_windows_are_loaded_whole_or_not", &windows, 8, 12, 10, 4, 0, 0, 0, 0, 1, 6},
+	{"p1_own_keys_find_what_they_saved", &own_keys, 8, 12, 10, 3, 0, 0, 60, 0, 0, 6},
+	{"p4_prompts_that_are_handed_over_leave_nothing", &async_loads, 10, 20, 12, 1, 0, 0, 0, 0, 0, 0},
+	{"p1_what_a_gpu_has_is_what_was_computed", &gpu, 8, 12, 12, 2, 0, 0, 0, 0, 0, 6},
+	{"p7_a_silent_or_killed_daemon_costs_hits_only", &brief, 8, 12, 10, 3, 12, 40, 0, 0, 0, 0},
+	{"p1_blocks_of_other_weights_are_never_found", &later, 8, 12, 10, 4, 0, 0, 0, 12, 1, 0},
 };
 
 /* ---- a step of the engine -------------------------------------------------------------------- */
@@ -358,13 +358,14 @@ static int has_seen_enough(void)
 {
 	const kvx_scheduler_stats_t stats = sr_stats();
 
-	return w.seen.hits > 1 && w.seen.saves > 5 &&
+	return w.seen.hits > 1 && w.seen.saves > 5 && (!w.profile->busy || sr.busy_puts > 5) &&
 	       (!sr.options.device || (stats.gpu_blocks > 0 && stats.gpu_tokens > 0));
 }
 
 static void run_step(void)
 {
 	w.ahead = !sr.options.defer_shared && u_one_in(2);
+	sr.is_busy = !w.calm && u_one_in(w.profile->busy);
 	sr.miss_device_leases = sr.options.device && !w.calm && u_one_in(8); /* evicted since the match */
 	for (uint32_t n = u_roll(3); n > 0 && !w.calm; n--) {
 		add_requests();
@@ -407,6 +408,7 @@ static void await_saved(u_slot_t *slot)
 /* Nothing fails from now on: every request comes to its end, and waits for nothing that cannot come. */
 static void be_calm(void)
 {
+	sr.is_busy = 0;
 	if (w.silent > 0) {
 		w.silent = 0;
 		rig_signal(&sr.rig, SIGCONT);

@@ -30,6 +30,29 @@ SR_CASE(p1_while_unproven_nothing_is_found_or_saved, plain)
 	assert_int_equal(sr_stats().suspensions, 1);
 }
 
+/* What was stored under a name that is given again may be of other weights, until it is taken back. */
+SR_CASE(p1_nothing_is_found_that_is_to_be_taken_back, later)
+{
+	sr_store(&a, "a", 1, 0, 120);
+	sr_end(&a);
+	sr.scheduler->withdraw_ns = UINT64_MAX; /* not yet */
+	kvx_scheduler_suspend(sr.scheduler);
+	assert_int_equal(kvx_scheduler_set_weights(sr.scheduler, "w2"), KVC_OK);
+	SR_UNTIL(kvx_scheduler_is_ready(sr.scheduler));
+	kvx_scheduler_suspend(sr.scheduler);
+	assert_int_equal(kvx_scheduler_set_weights(sr.scheduler, "w1"), KVC_OK);
+	SR_UNTIL(kvx_scheduler_is_ready(sr.scheduler));
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &a), 15);
+	sr_request(&b, "b", 1, 0, 121);
+	assert_int_equal(sr_look_up(&b), 0);
+	assert_int_equal(sr_stats().miss_tokens_weights_pending, 120);
+	sr.scheduler->withdraw_ns = 0;
+	SR_UNTIL(sr.scheduler->stored.withdrawn == 0);
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &a), 0);
+	sr_store(&c, "c", 1, 0, 120);
+	assert_int_equal(sr_match(&b), 120);
+}
+
 /* A name is given once, until it is unproven. */
 SR_CASE(p10_weights_that_have_a_name_get_no_other, later)
 {

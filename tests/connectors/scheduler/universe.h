@@ -20,6 +20,7 @@ typedef struct u_profile {
 	uint32_t preempted, ended, handed;       /* of steps and requests */
 	uint32_t silent, killed, reset, renamed; /* of steps */
 	int adapters;
+	uint32_t busy; /* of steps: the daemon has no room for what is asked for in it */
 } u_profile_t;
 
 typedef enum u_state { FREE, WAITING, LOADING, RUNNING, LEAVING } u_state_t; /* LEAVING: ranks still load it */
