@@ -131,6 +131,10 @@ def chat(engine: Engine, folder: Path, phase: str) -> list[Json]:
 
 def warm(engine: Engine) -> list[Json]:
     """The first token after a restart of the engine, from kvd: the load at the link's rate, and what the rest takes."""
+    link = subprocess.run([sys.executable, "-c", LINK], capture_output=True, text=True, timeout=100)
+    if link.returncode != 0:
+        print("warm: skipped: the link's rate is measured with torch, which does not run here", flush=True)
+        return []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = json.loads(MODEL.read_text()) | {"num_hidden_layers": LAYERS, "max_position_embeddings": 2 * PROMPT}
@@ -149,9 +153,6 @@ def warm(engine: Engine) -> list[Json]:
     found = [answer for answer in again if answer["cpu_tokens"] >= PROMPT]
     if len(found) < len(again) or [a["answer"] for a in cold] != [a["answer"] for a in again]:
         raise RuntimeError(f"{len(found)} of {len(again)} prompts were found, or answers differ")
-    link = subprocess.run([sys.executable, "-c", LINK], capture_output=True, text=True, timeout=100)
-    if link.returncode != 0:
-        raise RuntimeError("skipped: no torch here to measure the link with")
     first_us = statistics.median(answer["ttft_ns"] for answer in found) / 1e3
     bytes_a_token = 2 * 2 * model["num_key_value_heads"] * model["head_dim"] * LAYERS
     floor_us = found[0]["cpu_tokens"] * bytes_a_token / float(link.stdout) / 1e3
@@ -187,7 +188,7 @@ def main() -> int:
                     verdict = {True: "met", False: "MISSED"}.get(line.get("goal_met"), "")
                     print(f"{line['name']:92s} {line['value']:>10g} {line['unit']:10s} {line.get('ratio', ''):>7}  {line.get('goal', ''):14s} {verdict}", flush=True)
                     out.write(json.dumps(line, separators=(",", ":")) + "\n")
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
+            except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
                 failed = True
                 print(f"{name}: {error}", flush=True)
     return 1 if failed else 0
