@@ -228,7 +228,7 @@ static __device__ __forceinline__ void compute_few(const kvk_nn_product_t &p, co
 template <kvk_nn_out_t OUT> static __device__ __forceinline__ void run_few(const kvk_nn_product_t &p)
 {
 	const block b = open_block<few_ring>(p);
-	const tiles all = open_tiles<KVK_NN_FEW_ROWS>(p, b, KVK_NN_FEW_PANELS);
+	const tiles<KVK_NN_FEW_ROWS> all = open_tiles<KVK_NN_FEW_ROWS>(p, b, KVK_NN_FEW_PANELS);
 
 	run_roles<few_ring>(p, b, all, [&](uint32_t which) { compute_few<OUT>(p, b, all.count, which); });
 }

@@ -10,8 +10,8 @@
 #define KVK_NN_PRODUCT_STAGE_STATE         36u
 #define KVK_NN_PRODUCT_RING(rows, panels, stages)                                                                      \
 	(1024u + (stages) * (KVK_NN_PRODUCT_STAGE(rows, panels) + KVK_NN_PRODUCT_STAGE_STATE))
-/* Behind the ring: three tables of the groups. */
-#define KVK_NN_PRODUCT_TABLES(groups) (3u * 4u * ((groups) + 1u))
+/* Behind the ring: two tables of the groups. */
+#define KVK_NN_PRODUCT_TABLES(groups) (2u * 4u * ((groups) + 1u))
 #define KVK_NN_PRODUCT_MAX_GROUPS     1280u
 
 /* A tile of y has 128 rows, and one panel of weights or two: 128 outputs or 256. The ring is 192 KiB of either. */

@@ -1,9 +1,10 @@
 /* tiles.cuh -- which tiles of a product each block computes, and in which order: each finds its own, from tables that
  * are the same in all.
  *
- * The rows of a group are cut into wide tiles of 128 rows, then a last one of up to LAST; one is left out where it has
- * no rows. Wide ones are dealt to the blocks in turn, then last ones from the next block on, so that each block has
- * its share of both. A block goes through the groups in order, as all do: what is read at the same time is the same.
+ * The rows of a group are cut into tiles of 128 rows, then a last one of up to LAST. Tiles are numbered group by group,
+ * in a group column by column, in bands: blocks that run at the same time read the same weights, and the same rows soon
+ * after. A wave is as many tiles as there are blocks. From wave to wave the blocks turn: else one that once has the
+ * last tile of a group, which is smaller or larger than others, would have such a tile each time.
  */
 #ifndef KVK_NN_TILES_CUH
 #define KVK_NN_TILES_CUH
@@ -16,18 +17,14 @@ enum : uint32_t {
 	BAND = 16, /* row tiles that take turns with one tile of weights, before the next */
 };
 
-/* Tiles of a kind: `before` has the row tiles of the groups before each. */
-struct dealt {
-	uint32_t *before; /* [groups + 1], in shared memory */
-	uint32_t next;    /* number of this block's next tile: row tile * columns + column */
-};
-
-struct tiles {
-	uint32_t *first; /* [groups + 1], in shared memory */
-	dealt wide, last;
-	uint32_t groups, panels;  /* panels: of a tile */
-	uint32_t columns;         /* tiles side by side */
-	uint32_t count;           /* tiles of this block */
+/* LAST: rows of a group's last tile, at most. */
+template <uint32_t LAST> struct tiles {
+	uint32_t *first;         /* [groups + 1], in shared memory */
+	uint32_t *before;        /* [groups + 1]: row tiles of the groups before each, in shared memory */
+	uint32_t groups, panels; /* panels: of a tile */
+	uint32_t columns;        /* tiles side by side */
+	uint32_t count;          /* tiles of this block */
+	uint32_t wave, turn;     /* the next one's; by how many blocks each wave is turned */
 };
 
 template <uint32_t LAST> static __device__ __forceinline__ uint32_t count_wide(uint32_t rows)
@@ -35,7 +32,7 @@ template <uint32_t LAST> static __device__ __forceinline__ uint32_t count_wide(u
 	return rows > LAST ? (rows - LAST + KVK_NN_PRODUCT_ROWS - 1u) / KVK_NN_PRODUCT_ROWS : 0;
 }
 
-static __device__ __forceinline__ uint32_t count_rows(const tiles &all, uint32_t group)
+template <uint32_t LAST> static __device__ __forceinline__ uint32_t count_rows(const tiles<LAST> &all, uint32_t group)
 {
 	return all.first[group + 1] - all.first[group];
 }
@@ -54,53 +51,61 @@ static __device__ __forceinline__ uint32_t sum_before(uint32_t own)
 	return up - own;
 }
 
+template <uint32_t LAST> static __device__ __forceinline__ uint32_t count_row_tiles(uint32_t rows)
+{
+	const uint32_t wide = count_wide<LAST>(rows);
+
+	return wide + (rows > wide * KVK_NN_PRODUCT_ROWS);
+}
+
 /* By one warp. */
-template <uint32_t LAST> static __device__ __forceinline__ void count_tiles(const tiles &all)
+template <uint32_t LAST> static __device__ __forceinline__ void count_tiles(const tiles<LAST> &all)
 {
 	const uint32_t each = (all.groups + 31u) / 32u;
 	const uint32_t from = min(threadIdx.x * each, all.groups), to = min(from + each, all.groups);
-	uint32_t wide = 0, last = 0;
+	uint32_t n = 0;
 
 	for (uint32_t g = from; g < to; g++) {
-		const uint32_t rows = count_rows(all, g), n = count_wide<LAST>(rows);
-
-		wide += n;
-		last += rows > n * KVK_NN_PRODUCT_ROWS;
+		n += count_row_tiles<LAST>(count_rows(all, g));
 	}
-	wide = sum_before(wide);
-	last = sum_before(last);
+	n = sum_before(n);
 	for (uint32_t g = from; g < to; g++) {
-		const uint32_t rows = count_rows(all, g), n = count_wide<LAST>(rows);
-
-		all.wide.before[g] = wide;
-		all.last.before[g] = last;
-		wide += n;
-		last += rows > n * KVK_NN_PRODUCT_ROWS;
+		all.before[g] = n;
+		n += count_row_tiles<LAST>(count_rows(all, g));
 	}
 	if (threadIdx.x == 31u) {
-		all.wide.before[all.groups] = wide;
-		all.last.before[all.groups] = last;
+		all.before[all.groups] = n;
 	}
 }
 
-/* Of this kind, those of this block: one of gridDim.x. */
-static __device__ __forceinline__ uint32_t count_dealt(const tiles &all, const dealt &kind)
+/* Of this block, in the next wave. */
+template <uint32_t LAST> static __device__ __forceinline__ uint32_t find_number(const tiles<LAST> &all)
 {
-	const uint32_t n = kind.before[all.groups] * all.columns;
+	return all.wave * gridDim.x + (blockIdx.x + all.wave * all.turn) % gridDim.x;
+}
 
-	return n > kind.next ? (n - kind.next - 1u) / gridDim.x + 1u : 0;
+/* Groups have one tile, two, three or five beside each other, mostly: a step through the numbers that is no multiple of
+ * these meets each of their tiles. */
+static __device__ __forceinline__ uint32_t choose_turn(void)
+{
+	uint32_t step = gridDim.x;
+
+	while (step % 2u == 0 || step % 3u == 0 || step % 5u == 0) {
+		step++;
+	}
+
+	return step - gridDim.x;
 }
 
 /* Ends with all threads met. */
 template <uint32_t LAST>
-static __device__ __forceinline__ tiles open_tiles(const kvk_nn_product_t &p, const block &b, uint32_t panels)
+static __device__ __forceinline__ tiles<LAST> open_tiles(const kvk_nn_product_t &p, const block &b, uint32_t panels)
 {
-	tiles all;
+	tiles<LAST> all;
 
 	all.groups = p.first ? p.groups : 1u;
 	all.first = b.rest;
-	all.wide.before = all.first + all.groups + 1u;
-	all.last.before = all.wide.before + all.groups + 1u;
+	all.before = all.first + all.groups + 1u;
 	all.panels = panels;
 	all.columns = (b.panels + panels - 1u) / panels;
 	for (uint32_t g = threadIdx.x; g <= all.groups; g += blockDim.x) {
@@ -108,31 +113,28 @@ static __device__ __forceinline__ tiles open_tiles(const kvk_nn_product_t &p, co
 	}
 	__syncthreads();
 	if (threadIdx.x < 32u) {
-		count_tiles<LAST>(all);
+		count_tiles(all);
 	}
 	__syncthreads();
-	const uint32_t begin = all.wide.before[all.groups] * all.columns % gridDim.x;
+	const uint32_t n = all.before[all.groups] * all.columns;
 
-	all.wide.next = blockIdx.x;
-	all.last.next = blockIdx.x >= begin ? blockIdx.x - begin : blockIdx.x + gridDim.x - begin;
-	all.count = count_dealt(all, all.wide) + count_dealt(all, all.last);
+	all.turn = choose_turn();
+	all.wave = n / gridDim.x;
+	all.count = all.wave + (find_number(all) < n);
+	all.wave = 0;
 
 	return all;
 }
 
-/* Of the next tile of a kind; groups: there is none. */
-static __device__ __forceinline__ uint32_t find_group(const tiles &all, const dealt &kind)
+/* That tile `number` is of. */
+template <uint32_t LAST> static __device__ __forceinline__ uint32_t find_group(const tiles<LAST> &all, uint32_t number)
 {
-	const uint32_t row_tile = kind.next / all.columns;
 	uint32_t g = 0, end = all.groups;
 
-	if (row_tile >= kind.before[all.groups]) {
-		return all.groups;
-	}
 	while (end - g > 1u) {
 		const uint32_t middle = (g + end) / 2u;
 
-		if (kind.before[middle] <= row_tile) {
+		if (all.before[middle] * all.columns <= number) {
 			g = middle;
 		} else {
 			end = middle;
@@ -142,39 +144,25 @@ static __device__ __forceinline__ uint32_t find_group(const tiles &all, const de
 	return g;
 }
 
-/* Row tiles of group g that are wide. */
-static __device__ __forceinline__ uint32_t count_wide_of(const tiles &all, uint32_t g)
+/* Of a group with that many columns and row tiles, tile `number`: x is the column, y the row tile. */
+static __device__ __forceinline__ uint2 place_tile(uint32_t columns, uint32_t row_tiles, uint32_t number)
 {
-	return all.wide.before[g + 1] - all.wide.before[g];
-}
-
-/* Of a group, rows come first, in bands: blocks read the same weights at the same time, and the same rows soon after.
- * x is the column, y the row tile. */
-static __device__ __forceinline__ uint2 place_wide(const tiles &all, uint32_t g)
-{
-	const uint32_t number = all.wide.next - all.wide.before[g] * all.columns, band_tiles = BAND * all.columns;
-	const uint32_t band = number / band_tiles, rest = number - band * band_tiles;
-	const uint32_t high = min((uint32_t)BAND, count_wide_of(all, g) - band * BAND);
+	const uint32_t band_tiles = BAND * columns, band = number / band_tiles, rest = number - band * band_tiles;
+	const uint32_t high = min((uint32_t)BAND, row_tiles - band * BAND);
 
 	return {rest / high, band * BAND + rest % high};
 }
 
-/* The next tile of this block, `count` times: of the earlier group. */
-static __device__ __forceinline__ tile next_tile(const block &b, tiles *all)
+/* The next tile of this block, `count` times. */
+template <uint32_t LAST> static __device__ __forceinline__ tile next_tile(const block &b, tiles<LAST> *all)
 {
-	const uint32_t wide = find_group(*all, all->wide), last = find_group(*all, all->last), g = min(wide, last);
-	uint2 at;
+	const uint32_t number = find_number(*all), g = find_group(*all, number), rows = count_rows(*all, g);
+	const uint2 at = place_tile(all->columns, all->before[g + 1] - all->before[g], number - all->before[g] * all->columns);
+	const uint32_t panel = at.x * all->panels, row = at.y * KVK_NN_PRODUCT_ROWS, left = rows - row;
 
-	if (wide < last) {
-		at = place_wide(*all, g);
-		all->wide.next += gridDim.x;
-	} else {
-		at = {all->last.next - all->last.before[g] * all->columns, count_wide_of(*all, g)};
-		all->last.next += gridDim.x;
-	}
-	const uint32_t panel = at.x * all->panels, row = at.y * KVK_NN_PRODUCT_ROWS, rows = count_rows(*all, g) - row;
+	all->wave++;
 
-	return {all->first[g] + row, wide < last ? min(KVK_NN_PRODUCT_ROWS, rows) : rows, panel,
+	return {all->first[g] + row, at.y < count_wide<LAST>(rows) ? min(KVK_NN_PRODUCT_ROWS, left) : left, panel,
 		min(all->panels, b.panels - panel), g};
 }
 
