@@ -236,19 +236,6 @@ void check_case(const case_t &c, uint64_t seed)
 	if (run_gpu(one_sm, c, in, p, y) != got) {
 		fail(c, "other bits on one SM");
 	}
-	if (c.is_grouped) {
-		kvk_nn_product_t few = p, many = p;
-
-		few.first = many.first = c.first.data();
-		few.likely_rows = 128 * p.groups;
-		many.likely_rows = 1000 * p.groups;
-		if (kvk_nn_choose_tiles(&few, 1) == kvk_nn_choose_tiles(&many, 1)) {
-			fail(c, "the same tiles, however many rows are likely");
-		}
-		if (run_gpu(nn_device.nn, c, in, few, y) != got || run_gpu(one_sm, c, in, few, y) != got || run_gpu(nn_device.nn, c, in, many, y) != got) {
-			fail(c, "other bits in tiles of few rows");
-		}
-	}
 }
 
 // Rows of groups: any number; as many each; half of them in an eighth of the groups; most of them empty.

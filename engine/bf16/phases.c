@@ -161,13 +161,11 @@ static kv_status_t run_experts(const place_t *p, const kvk_ep_plan_t *plan)
 	const kve_config_t *c = p->c;
 	const kvk_ep_rows_t *arrived = &p->m->arrived;
 	kvk_nn_t *nn = p->rank->nn;
-	const uint32_t likely_rows = (p->most ? p->most : p->rows) * c->top_k; /* experts get as many tokens each */
 	const kvk_nn_product_t there = {
 		.k = c->hidden,
 		.n = 2 * c->expert_inner,
 		.groups = plan->rank_experts,
 		.max_rows = plan->max_rows,
-		.likely_rows = likely_rows,
 		.first = arrived->first,
 		.w = p->layer->expert_gate_up,
 		.y = p->rank->expert_inner,
@@ -183,7 +181,6 @@ static kv_status_t run_experts(const place_t *p, const kvk_ep_plan_t *plan)
 		.n = c->hidden,
 		.groups = plan->rank_experts,
 		.max_rows = plan->max_rows,
-		.likely_rows = likely_rows,
 		.first = arrived->first,
 		.x = p->rank->expert_inner,
 		.w = p->layer->expert_down,

@@ -14,10 +14,10 @@
 	X(PRODUCT_F32_PANEL, "kvk_nn_product_f32_panel")                                                               \
 	X(PRODUCT_ADD_PANEL, "kvk_nn_product_add_panel")                                                               \
 	X(PRODUCT_SWIGLU_PANEL, "kvk_nn_product_swiglu_panel")                                                         \
-	X(PRODUCT_BF16_FEW, "kvk_nn_product_bf16_few")                                                                 \
-	X(PRODUCT_F32_FEW, "kvk_nn_product_f32_few")                                                                   \
-	X(PRODUCT_ADD_FEW, "kvk_nn_product_add_few")                                                                   \
-	X(PRODUCT_SWIGLU_FEW, "kvk_nn_product_swiglu_few")                                                             \
+	X(PRODUCT_BF16_GROUPS, "kvk_nn_product_bf16_groups")                                                           \
+	X(PRODUCT_F32_GROUPS, "kvk_nn_product_f32_groups")                                                             \
+	X(PRODUCT_ADD_GROUPS, "kvk_nn_product_add_groups")                                                             \
+	X(PRODUCT_SWIGLU_GROUPS, "kvk_nn_product_swiglu_groups")                                                       \
 	X(ATTENTION_64, "kvk_nn_attention_64")                                                                         \
 	X(ATTENTION_128, "kvk_nn_attention_128")                                                                       \
 	X(ATTENTION_64_FEW, "kvk_nn_attention_64_few")                                                                 \
@@ -61,7 +61,7 @@ kv_status_t kvk_nn_launch(kvk_nn_gpu_t *nn, kvk_nn_kernel_t kernel, const kvk_nn
 typedef enum kvk_nn_tiles {
 	KVK_NN_TILES_OF_ONE_PANEL,  /* 128 rows x 128 outputs */
 	KVK_NN_TILES_OF_TWO_PANELS, /* 128 rows x 256 outputs */
-	KVK_NN_TILES_OF_FEW_ROWS,   /* those, and a group's last 160 rows or fewer */
+	KVK_NN_TILES_OF_GROUPS, /* those, and a group's last 160 rows or fewer; one panel where there is no second */
 } kvk_nn_tiles_t;
 
 /* Those of this product, where its blocks are `sms`. */

@@ -1,4 +1,4 @@
-/* Products: as many blocks as SMs, which share out the tiles among them (nn/device/product.cuh, few_rows.cuh). */
+/* Products: as many blocks as SMs, which share out the tiles among them (nn/device/product.cuh, groups.cuh). */
 #include "nn/gpu.h"
 
 #include "cuda/driver/context.h"
@@ -6,16 +6,12 @@
 
 _Static_assert(KVK_NN_PRODUCT_SHARED(1, KVK_NN_PRODUCT_MAX_GROUPS) <= KVK_NN_SHARED &&
 		       KVK_NN_PRODUCT_SHARED(2, KVK_NN_PRODUCT_MAX_GROUPS) <= KVK_NN_SHARED &&
-		       KVK_NN_FEW_SHARED(KVK_NN_PRODUCT_MAX_GROUPS) <= KVK_NN_SHARED,
+		       KVK_NN_GROUP_SHARED(KVK_NN_PRODUCT_MAX_GROUPS) <= KVK_NN_SHARED,
 	       "a block has no room");
 
 /* Time of a tile of one panel in percent of one of two: 64 to 69 on an H200 (gpu_nn product, rows "tiles of 128"); it
  * has half of the products, and 67 % of the bytes. */
 #define PANEL_COST 66u
-
-/* Rows of a group at which tiles of few rows begin to be faster. At 8 and 64, memory gives weights as fast to either,
- * and the other kernels are smaller (gpu_nn product). */
-#define FEWEST_ROWS 65u
 
 static uint32_t panels_of(kvk_nn_tiles_t tiles)
 {
@@ -46,23 +42,11 @@ static uint64_t count_waves(const kvk_nn_product_t *product, uint32_t sms, uint3
 	return (rows * count_outputs(product, panels) + sms - 1u) / sms;
 }
 
-static kvk_nn_tiles_t choose_grouped_tiles(const kvk_nn_product_t *product)
-{
-	const uint64_t groups = product->groups, rows = product->likely_rows ? product->likely_rows : product->max_rows;
-
-	if (rows >= FEWEST_ROWS * groups && rows <= KVK_NN_FEW_ROWS * groups) {
-		return KVK_NN_TILES_OF_FEW_ROWS;
-	}
-
-	return product->n > KVK_NN_PANEL ? KVK_NN_TILES_OF_TWO_PANELS : KVK_NN_TILES_OF_ONE_PANEL;
-}
-
-/* Two panels need fewer loads for a product; one makes twice as many tiles, which fill the last wave better. How many
- * tiles groups have is known on the device alone. */
+/* Two panels need fewer loads for a product; one makes twice as many tiles, which fill the last wave better. */
 kvk_nn_tiles_t kvk_nn_choose_tiles(const kvk_nn_product_t *product, uint32_t sms)
 {
 	if (product->first) {
-		return choose_grouped_tiles(product);
+		return KVK_NN_TILES_OF_GROUPS;
 	}
 
 	return count_waves(product, sms, 1) * PANEL_COST < count_waves(product, sms, 2) * 100u
@@ -74,13 +58,13 @@ kv_status_t kvk_nn_gpu_product(kvk_nn_t *nn, const kvk_nn_product_t *product, kv
 {
 	static const kvk_nn_kernel_t kernels[][3] = {
 		[KVK_NN_BF16] = {KVK_NN_KERNEL_PRODUCT_BF16_PANEL, KVK_NN_KERNEL_PRODUCT_BF16,
-				 KVK_NN_KERNEL_PRODUCT_BF16_FEW},
+				 KVK_NN_KERNEL_PRODUCT_BF16_GROUPS},
 		[KVK_NN_F32] = {KVK_NN_KERNEL_PRODUCT_F32_PANEL, KVK_NN_KERNEL_PRODUCT_F32,
-				KVK_NN_KERNEL_PRODUCT_F32_FEW},
+				KVK_NN_KERNEL_PRODUCT_F32_GROUPS},
 		[KVK_NN_ADD] = {KVK_NN_KERNEL_PRODUCT_ADD_PANEL, KVK_NN_KERNEL_PRODUCT_ADD,
-				KVK_NN_KERNEL_PRODUCT_ADD_FEW},
+				KVK_NN_KERNEL_PRODUCT_ADD_GROUPS},
 		[KVK_NN_SWIGLU] = {KVK_NN_KERNEL_PRODUCT_SWIGLU_PANEL, KVK_NN_KERNEL_PRODUCT_SWIGLU,
-				   KVK_NN_KERNEL_PRODUCT_SWIGLU_FEW},
+				   KVK_NN_KERNEL_PRODUCT_SWIGLU_GROUPS},
 	};
 	kvk_nn_gpu_t *own = (kvk_nn_gpu_t *)nn;
 	const uint32_t groups = product->first ? product->groups : 1;
@@ -99,7 +83,7 @@ kv_status_t kvk_nn_gpu_product(kvk_nn_t *nn, const kvk_nn_product_t *product, kv
 	}
 	grid.x = tiles < own->sms ? (uint32_t)tiles : own->sms;
 	grid.shared_bytes =
-		shape == KVK_NN_TILES_OF_FEW_ROWS ? KVK_NN_FEW_SHARED(groups) : KVK_NN_PRODUCT_SHARED(panels, groups);
+		shape == KVK_NN_TILES_OF_GROUPS ? KVK_NN_GROUP_SHARED(groups) : KVK_NN_PRODUCT_SHARED(panels, groups);
 
 	return kvk_nn_launch(own, kernels[product->out][shape], &grid, product, stream);
 }

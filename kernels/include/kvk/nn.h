@@ -74,8 +74,7 @@ typedef struct kvk_nn_product {
 	uint32_t k; /* a multiple of 64 */
 	uint32_t n; /* outputs, a multiple of 16; of SWIGLU gates and ups together, a multiple of 128 */
 	uint32_t groups;
-	uint32_t max_rows;    /* rows of all groups, at most */
-	uint32_t likely_rows; /* of all groups, about: time depends on it, no bit does. 0: max_rows */
+	uint32_t max_rows; /* rows of all groups, at most */
 	const uint32_t
 		*first;      /* [groups + 1]: rows first[g] to first[g + 1] are group g's; NULL: group 0 has max_rows */
 	const kvk_bf16_t *x; /* [rows][k]; NULL: row i is row record[i] of what has come */

@@ -3,6 +3,6 @@
 extern "C" {
 #include "kvk/nn.h"
 }
-#include "few_rows.cuh"
+#include "groups.cuh"
 #include "attention_wide.cuh"
 #include "rows.cuh"

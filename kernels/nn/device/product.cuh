@@ -171,7 +171,7 @@ static __device__ __forceinline__ void compute_wide(const kvk_nn_product_t &p, c
 template <kvk_nn_out_t OUT, uint32_t PANELS> static __device__ __forceinline__ void run_wide(const kvk_nn_product_t &p)
 {
 	const block b = open_block<wide_ring<PANELS>>(p);
-	const tiles<HALF> all = open_tiles<HALF>(p, b, PANELS);
+	const tiles<KVK_NN_PRODUCT_ROWS> all = open_tiles<KVK_NN_PRODUCT_ROWS>(p, b, PANELS);
 
 	run_roles<wide_ring<PANELS>>(p, b, all, [&](uint32_t half) { compute_wide<OUT, PANELS>(p, b, all.count, half); });
 }

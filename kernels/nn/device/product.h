@@ -22,11 +22,12 @@
 	(KVK_NN_PRODUCT_RING(KVK_NN_PRODUCT_ROWS, panels, KVK_NN_PRODUCT_STAGES(panels)) +                             \
 	 KVK_NN_PRODUCT_TABLES(groups))
 
-/* Of groups of few rows: a tile has any number of rows up to 160, and two panels, but for the last of an odd number. */
-#define KVK_NN_FEW_ROWS   160u
-#define KVK_NN_FEW_PANELS 2u
-#define KVK_NN_FEW_STAGES 4u
-#define KVK_NN_FEW_SHARED(groups)                                                                                      \
-	(KVK_NN_PRODUCT_RING(KVK_NN_FEW_ROWS, KVK_NN_FEW_PANELS, KVK_NN_FEW_STAGES) + KVK_NN_PRODUCT_TABLES(groups))
+/* Of groups: a tile has any number of rows up to 160, and two panels, but for the last of an odd number. */
+#define KVK_NN_GROUP_ROWS   160u
+#define KVK_NN_GROUP_PANELS 2u
+#define KVK_NN_GROUP_STAGES 4u
+#define KVK_NN_GROUP_SHARED(groups)                                                                                    \
+	(KVK_NN_PRODUCT_RING(KVK_NN_GROUP_ROWS, KVK_NN_GROUP_PANELS, KVK_NN_GROUP_STAGES) +                            \
+	 KVK_NN_PRODUCT_TABLES(groups))
 
 #endif

@@ -1,4 +1,4 @@
-/* ring.cuh -- what products of either shape (product.cuh, few_rows.cuh) share: the ring through which rows and weights
+/* ring.cuh -- what products of either shape (product.cuh, groups.cuh) share: the ring through which rows and weights
  * come to the matrix instructions, its barriers, and how sums are rounded.
  *
  * A block an SM stays and computes tiles of y. One warp group loads: rows of x vector by vector, since each lies

@@ -425,31 +425,6 @@ KV_TEST(p11_a_dense_product_has_the_tiles_that_fill_the_waves)
 	}
 }
 
-KV_TEST(p11_a_grouped_product_has_the_tiles_for_the_rows_that_are_likely)
-{
-	static const uint32_t first[] = {0, 1024, 1024, 1024, 1024};
-	static const struct {
-		uint32_t likely_rows, n;
-		kvk_nn_tiles_t tiles;
-	} cases[] = {
-		{259, 2048, KVK_NN_TILES_OF_TWO_PANELS}, /* of four groups */
-		{260, 2048, KVK_NN_TILES_OF_FEW_ROWS},          {640, 128, KVK_NN_TILES_OF_FEW_ROWS},
-		{641, 2048, KVK_NN_TILES_OF_TWO_PANELS},        {641, 128, KVK_NN_TILES_OF_ONE_PANEL},
-		{0, 2048, KVK_NN_TILES_OF_TWO_PANELS}, /* 1,024 */
-		{UINT32_MAX, 2048, KVK_NN_TILES_OF_TWO_PANELS},
-	};
-
-	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		const kvk_nn_product_t grouped = {.n = cases[i].n,
-						  .max_rows = 1024,
-						  .likely_rows = cases[i].likely_rows,
-						  .groups = 4,
-						  .first = first};
-
-		assert_int_equal(kvk_nn_choose_tiles(&grouped, 132), cases[i].tiles);
-	}
-}
-
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 KV_TEST(p1_tokens_get_their_row_of_the_table)

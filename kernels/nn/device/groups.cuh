@@ -1,4 +1,4 @@
-/* few_rows.cuh -- y = x w in BF16 (kvk_nn_product_t) of groups that have few rows: up to 160, mostly. Through ring.cuh.
+/* groups.cuh -- y = x w in BF16 (kvk_nn_product_t) of groups, each with a matrix of its own. Through ring.cuh.
  *
  * A group's weights are read for each of its tiles. So its last tile, or its only one, has up to 160 rows, and there
  * the operands are swapped: outputs are the first operand of an instruction, which always has 64, and rows are the
@@ -6,24 +6,24 @@
  * outputs: of SWIGLU gates and ups, so that a thread has both of an element. Tiles of 128 rows, or nearly so, are
  * computed as those of product.cuh: wider second operands need less of shared memory.
  */
-#ifndef KVK_NN_FEW_ROWS_CUH
-#define KVK_NN_FEW_ROWS_CUH
+#ifndef KVK_NN_GROUPS_CUH
+#define KVK_NN_GROUPS_CUH
 
 #include "nn/device/product.cuh"
 
 namespace nn_product {
 
-using few_ring = ring<KVK_NN_FEW_ROWS, KVK_NN_FEW_PANELS, KVK_NN_FEW_STAGES, KVK_NN_FEW_STAGES - 2u>;
+using group_ring = ring<KVK_NN_GROUP_ROWS, KVK_NN_GROUP_PANELS, KVK_NN_GROUP_STAGES, KVK_NN_GROUP_STAGES - 2u>;
 
 enum : uint32_t {
 	GRAIN = 8, /* rows of an instruction are a multiple of it */
-	GRAINS = KVK_NN_FEW_ROWS / GRAIN,
+	GRAINS = KVK_NN_GROUP_ROWS / GRAIN,
 	FEWEST_AS_ROWS = 105, /* rows of a tile that are the first operand: at fewer, swapped operands are faster */
-	HALF_SUMS = KVK_NN_FEW_ROWS * HALF / GROUP, /* of a thread, in 64 outputs of its panel */
+	HALF_SUMS = KVK_NN_GROUP_ROWS * HALF / GROUP, /* of a thread, in 64 outputs of its panel */
 };
 
 static_assert(GRAIN == 8, "rows of a block of the swizzle, and of a matrix that is transposed");
-static_assert(KVK_NN_FEW_PANELS == 2 && KVK_NN_PANEL == 2 * HALF, "a panel a warp group, in two halves");
+static_assert(KVK_NN_GROUP_PANELS == 2 && KVK_NN_PANEL == 2 * HALF, "a panel a warp group, in two halves");
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
@@ -45,15 +45,15 @@ struct share {
 static __device__ __forceinline__ share find_share(const tile &t, uint32_t which)
 {
 	if (t.panels == 2u) {
-		return {t.row, t.rows, t.panel + which, 0, few_ring::WEIGHTS + which * TILE_BYTES};
+		return {t.row, t.rows, t.panel + which, 0, group_ring::WEIGHTS + which * TILE_BYTES};
 	}
 	const uint32_t low = min(t.rows, round_rows((t.rows + 1u) / 2u)), from = which * low;
 
-	return {t.row + from, which == 0 ? low : t.rows - low, t.panel, from * ROW_BYTES, few_ring::WEIGHTS};
+	return {t.row + from, which == 0 ? low : t.rows - low, t.panel, from * ROW_BYTES, group_ring::WEIGHTS};
 }
 
 /* The sums of COLUMNS rows in both halves of a panel. */
-template <uint32_t COLUMNS> struct few_sums {
+template <uint32_t COLUMNS> struct column_sums {
 	float *d; /* [2][HALF_SUMS] */
 	uint32_t stage_rows, stage_weights;
 
@@ -81,7 +81,7 @@ template <uint32_t COLUMNS>
 static __device__ __forceinline__ void sum_share(const block &b, uint32_t done, const share &own, uint32_t columns, float *d)
 {
 	if (columns == COLUMNS) {
-		sum_tile<few_ring>(b, done, few_sums<COLUMNS>{d, own.stage_rows, own.stage_weights});
+		sum_tile<group_ring>(b, done, column_sums<COLUMNS>{d, own.stage_rows, own.stage_weights});
 	} else if constexpr (COLUMNS > GRAIN) {
 		sum_share<COLUMNS - GRAIN>(b, done, own, columns, d);
 	}
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void store_share_rounded(const kvk_nn_product_
 	kvk_bf16_t *y = (kvk_bf16_t *)p.y + (size_t)(own.row + low) * width + output;
 
 #pragma unroll
-	for (uint32_t first = 0; first < KVK_NN_FEW_ROWS / ROWS; first += TURNS) {
+	for (uint32_t first = 0; first < KVK_NN_GROUP_ROWS / ROWS; first += TURNS) {
 		uint4 out[TURNS];
 
 		if (first * ROWS >= own.rows) {
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void store_share_floats(const kvk_nn_product_t
 
 static __device__ __forceinline__ bool is_as_rows(const tile &t)
 {
-	return t.panels == KVK_NN_FEW_PANELS && t.rows >= FEWEST_AS_ROWS && t.rows <= KVK_NN_PRODUCT_ROWS;
+	return t.panels == KVK_NN_GROUP_PANELS && t.rows >= FEWEST_AS_ROWS && t.rows <= KVK_NN_PRODUCT_ROWS;
 }
 
 /* By one warp group, with swapped operands. */
@@ -200,10 +200,10 @@ static __device__ __forceinline__ void compute_share(const kvk_nn_product_t &p, 
 	float d[2u * HALF_SUMS] = {};
 
 	if (columns == 0) {
-		pass_tile<few_ring>(b, done);
+		pass_tile<group_ring>(b, done);
 		return;
 	}
-	sum_share<KVK_NN_FEW_ROWS>(b, done, own, columns, d);
+	sum_share<KVK_NN_GROUP_ROWS>(b, done, own, columns, d);
 	if (OUT == KVK_NN_BF16 || OUT == KVK_NN_SWIGLU) {
 		store_share_rounded<OUT>(p, own, d);
 	} else {
@@ -212,32 +212,32 @@ static __device__ __forceinline__ void compute_share(const kvk_nn_product_t &p, 
 }
 
 template <kvk_nn_out_t OUT>
-static __device__ __forceinline__ void compute_few(const kvk_nn_product_t &p, const block &b, uint32_t count, uint32_t which)
+static __device__ __forceinline__ void compute_groups(const kvk_nn_product_t &p, const block &b, uint32_t count, uint32_t which)
 {
 	for (uint32_t done = 0; done < count * b.steps; done += b.steps) {
-		const tile t = read_tile<few_ring>(b, done);
+		const tile t = read_tile<group_ring>(b, done);
 
 		if (__shfl_sync(ALL_LANES, is_as_rows(t), 0)) {
-			compute_rows<OUT, few_ring>(p, b, t, which, done);
+			compute_rows<OUT, group_ring>(p, b, t, which, done);
 		} else {
 			compute_share<OUT>(p, b, find_share(t, which), done);
 		}
 	}
 }
 
-template <kvk_nn_out_t OUT> static __device__ __forceinline__ void run_few(const kvk_nn_product_t &p)
+template <kvk_nn_out_t OUT> static __device__ __forceinline__ void run_groups(const kvk_nn_product_t &p)
 {
-	const block b = open_block<few_ring>(p);
-	const tiles<KVK_NN_FEW_ROWS> all = open_tiles<KVK_NN_FEW_ROWS>(p, b, KVK_NN_FEW_PANELS);
+	const block b = open_block<group_ring>(p);
+	const tiles<KVK_NN_GROUP_ROWS> all = open_tiles<KVK_NN_GROUP_ROWS>(p, b, KVK_NN_GROUP_PANELS);
 
-	run_roles<few_ring>(p, b, all, [&](uint32_t which) { compute_few<OUT>(p, b, all.count, which); });
+	run_roles<group_ring>(p, b, all, [&](uint32_t which) { compute_groups<OUT>(p, b, all.count, which); });
 }
 
 } // namespace nn_product
 
-NN_PRODUCT_KERNEL(kvk_nn_product_bf16_few, run_few<KVK_NN_BF16>)
-NN_PRODUCT_KERNEL(kvk_nn_product_f32_few, run_few<KVK_NN_F32>)
-NN_PRODUCT_KERNEL(kvk_nn_product_add_few, run_few<KVK_NN_ADD>)
-NN_PRODUCT_KERNEL(kvk_nn_product_swiglu_few, run_few<KVK_NN_SWIGLU>)
+NN_PRODUCT_KERNEL(kvk_nn_product_bf16_groups, run_groups<KVK_NN_BF16>)
+NN_PRODUCT_KERNEL(kvk_nn_product_f32_groups, run_groups<KVK_NN_F32>)
+NN_PRODUCT_KERNEL(kvk_nn_product_add_groups, run_groups<KVK_NN_ADD>)
+NN_PRODUCT_KERNEL(kvk_nn_product_swiglu_groups, run_groups<KVK_NN_SWIGLU>)
 
 #endif
