@@ -205,6 +205,12 @@ def synchronous(version: str, found: dict[str, Any]) -> list[str]:
     return sorted({f"{row.mode.device.upper()} {row.mode.runner}" for row in rows})
 
 
+def several_groups(found: dict[str, Any]) -> str:
+    if "failed_recving" in found["results"].split():
+        return "yes"
+    return "without states" if found["recovery"] in recovery.SEVERAL_GROUPS else "declined"
+
+
 def judge(version: str, found: dict[str, Any]) -> dict[str, str]:
     hooks = found["hooks"].split()
     missing = sorted({f"{module}.{name}" for module, names in imports().items() for name in names} - set(found["imports"].split()) - OPTIONAL)
@@ -217,7 +223,7 @@ def judge(version: str, found: dict[str, Any]) -> dict[str, str]:
         "torch": found["torch"] or "not said",
         "attaches": "no: it lacks " + ", ".join(missing) if missing else "yes",
         "synchronous loads": ", ".join(whole) if whole else "none: asynchronous",
-        "several groups": "yes" if "failed_recving" in found["results"].split() else "declined",
+        "several groups": several_groups(found),
         "unknown fields of a step": ", ".join(fields) or "none",
         "unknown hooks": ", ".join(sorted(unknown)) or "none",
     }

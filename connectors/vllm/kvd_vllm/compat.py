@@ -82,6 +82,7 @@ ROWS: dict[str, Callable[[], Any]] = {
     "results": lambda: _has(BASE, "KVConnectorTransferResults"),
     # 0.30: a whole load can fail, so several KV groups can be served.
     "failed_recving": lambda: "failed_recving" in _fields(BASE, "KVConnectorTransferResults"),
+    "recovers_groups": recovery.knows_groups,  # the same by kvd's own recovery
     # 0.30: start_load_kv() comes after the forward in steps without a synchronous load; before: always ahead of it.
     "sync_loads": lambda: "has_sync_kv_loads" in _fields(OUTPUT, "SchedulerOutput"),
     "known_steps": lambda: bool(fields := _fields(OUTPUT, "SchedulerOutput")) and fields <= STEP,  # loads of such a step may begin before the engine prepares it
@@ -200,6 +201,11 @@ def only_async(groups: list[Any]) -> str:
     if any(group.state for group in groups):
         return "the engine copies states before a step's loads begin"
     return f"there are {len(groups)} KV groups" if len(groups) > 1 else ""
+
+
+def untried_groups(mode: Mode) -> str:
+    """Why several KV groups are declined where only recovery.py takes a failed load of them back; empty: they are not."""
+    return "" if mode.ranks == 1 and not mode.drafts else f"a failed load of several KV cache groups was not tried in {mode.text()}"
 
 
 def load_ways(mode: Mode, wanted: str, why_not: str = "", survivors: tuple[Survivor, ...] = SURVIVORS) -> LoadWays:

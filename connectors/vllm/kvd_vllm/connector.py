@@ -7,7 +7,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -150,7 +150,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         for complaint in complaints:
             logger.warning("kvd: %s", complaint)
         self._space = identity.describe(vllm_config, kv_cache_config, self._options, self._compat)
-        self._ways = compat.load_ways(compat.mode_of(vllm_config, self._compat["version"]), self._options["mode"], compat.only_async(self._space.groups))
+        groups, mode = self._space.groups, compat.mode_of(vllm_config, self._compat["version"])
+        self._ways = compat.load_ways(mode, self._options["mode"], compat.only_async(groups))
+        if identity.needs_recovery(groups, self._compat):
+            if untried := compat.untried_groups(mode):
+                raise Declined(untried)
+            self._ways = replace(self._ways, preempts=True)
         if self._half == "scheduler":
             self._open_scheduler()
 
@@ -193,12 +198,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             config.kv_load_failure_policy = "recompute"
 
     def _preempt_failed_loads(self) -> None:
-        """Recovery of a failed synchronous load in this engine. Without it loads are asynchronous."""
+        """Recovery of a failed load in this engine. Without it loads are asynchronous, and of one KV group."""
         from vllm.v1.core.sched.scheduler import Scheduler
 
         try:
             recovery.install(Scheduler)
         except ValueError as error:
+            if identity.needs_recovery(self._space.groups, self._compat):
+                raise Declined(f"several KV cache groups: {error}") from error
             self._ways = compat.LoadWays(frozenset(), f"loads are asynchronous: {error}", True)
 
     def _open_scheduler(self) -> None:

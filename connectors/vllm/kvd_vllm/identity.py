@@ -183,9 +183,22 @@ def groups_of(kv_cache_config: Any, compat: dict[str, Any]) -> list[Group]:
         raise Declined("the model has no KV cache")
     if len(groups) > 16:
         raise Declined(f"{len(groups)} KV cache groups; at most 16 are served")
-    if len(groups) > 1 and not compat["failed_recving"]:
-        raise Declined("several KV cache groups need an engine that takes back a whole failed load (vLLM 0.30)")
+    _check_takes_back(groups, compat)
     return groups
+
+
+def needs_recovery(groups: list[Group], compat: dict[str, Any]) -> bool:
+    """Whether this vLLM would raise after a failed load of such a cache."""
+    return len(groups) > 1 and not compat["failed_recving"]
+
+
+def _check_takes_back(groups: list[Group], compat: dict[str, Any]) -> None:
+    if not needs_recovery(groups, compat):
+        return
+    if not compat["recovers_groups"]:
+        raise Declined("several KV cache groups need an engine that takes back a whole failed load (vLLM 0.26.0, or 0.30 and later)")
+    if any(group.state for group in groups):
+        raise Declined("states beside other KV cache groups need vLLM 0.30: this one counts tokens as computed whose state it does not have")
 
 
 # ---- hashes --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """After a failed synchronous load vLLM rewinds the requests in place, which the tokens and steps already in flight survive in one mode only. Here they
-are preempted instead, as reset_prefix_cache(reset_running_requests=True) does it. This replaces a method of vLLM's scheduler, so only where all the source that has
-to do with it is known byte by byte. (Decision 019.)"""
+are preempted instead, as reset_prefix_cache(reset_running_requests=True) does it. Before 0.30 vLLM's own method raises where a request has blocks in several
+KV groups; this one takes such a request back whole. It replaces a method of vLLM's scheduler, so only where all the source that has to do with it is known byte
+by byte. (Decision 019.)"""
 
 from __future__ import annotations
 
@@ -29,12 +30,8 @@ SOURCES = (
     "vllm.v1.worker.gpu.states",
     "vllm.v1.worker.gpu.block_table",
 )
-KNOWN = frozenset(
-    {
-        "3a525faa62bb131e00c07f10c7ffe7ff2bc96e0eef01edb70c5ca8df77a227bd",  # 0.25.1
-        "2c2efa3213fec4e129072a43a5109a356e7c0746ac287eeff598f7b1f0b8e13a",  # 0.26.0
-    }
-)
+SEVERAL_GROUPS = frozenset({"2c2efa3213fec4e129072a43a5109a356e7c0746ac287eeff598f7b1f0b8e13a"})  # 0.26.0
+KNOWN = SEVERAL_GROUPS | {"3a525faa62bb131e00c07f10c7ffe7ff2bc96e0eef01edb70c5ca8df77a227bd"}  # 0.25.1
 
 
 def digest(sources: Iterable[str] = SOURCES) -> str:
@@ -54,6 +51,11 @@ def digest(sources: Iterable[str] = SOURCES) -> str:
 
 def is_known() -> bool:
     return digest() in KNOWN
+
+
+def knows_groups() -> bool:
+    """Whether a failed asynchronous load of several KV groups is recovered, once this is installed."""
+    return digest() in SEVERAL_GROUPS
 
 
 def install(scheduler_class: type) -> None:
@@ -82,13 +84,24 @@ def first_bad(table: list[int], bad: set[int]) -> int:
     return next((place for place, block in enumerate(table) if block in bad), len(table))
 
 
-def spread(tables: Iterable[list[int]], invalid: set[int], null: int) -> set[int]:
-    """These blocks, and all that come after one of them in any table: computed from it, or named after it."""
+Tables = tuple[list[int], ...]  # a request's, of each group
+
+
+def first_bad_token(tables: Tables, sizes: list[int], bad: set[int]) -> int | None:
+    """Where the first bad block begins. sizes: tokens of a block of each group."""
+    starts = [place * size for table, size in zip(tables, sizes) if (place := first_bad(table, bad)) < len(table)]
+    return min(starts, default=None)
+
+
+def spread(requests: Iterable[Tables], sizes: list[int], invalid: set[int], null: int) -> set[int]:
+    """These blocks, and all of a request that hold tokens after one of them: computed from it, or named after it."""
     bad, before = set(invalid), -1
     while before != len(bad):
         before = len(bad)
-        for table in tables:
-            bad.update(table[first_bad(table, bad) :])
+        for tables in requests:
+            token = first_bad_token(tables, sizes, bad)
+            if token is not None:
+                bad.update(block for table, size in zip(tables, sizes) for block in table[token // size :])
         bad.discard(null)
     return bad
 
@@ -97,21 +110,22 @@ def recover(scheduler: Any, invalid: set[int], scheduled: dict[str, int]) -> set
     """Called for the output of a step, before its tokens are taken in. Returns the requests whose output of this step must be skipped."""
     manager = scheduler.kv_cache_manager
     waiting = [*scheduler.waiting, *scheduler.skipped_waiting]
-    tables = {request.request_id: manager.get_block_ids(request.request_id)[0] for request in (*scheduler.running, *waiting)}
-    bad = spread(tables.values(), invalid, manager.block_pool.null_block.block_id)
+    tables = {request.request_id: manager.get_block_ids(request.request_id) for request in (*scheduler.running, *waiting)}
+    sizes = [group.block_size for group in manager.coordinator.single_type_managers]
+    bad = spread(tables.values(), sizes, invalid, manager.block_pool.null_block.block_id)
     manager.evict_blocks(bad)
 
-    hit = {name for name, table in tables.items() if first_bad(table, bad) < len(table)}
+    hit = {name: token for name, own in tables.items() if (token := first_bad_token(own, sizes, bad)) is not None}
     for request in waiting:
         if request.request_id in hit:
-            rewind(scheduler, request, first_bad(tables[request.request_id], bad) * scheduler.block_size)
+            rewind(scheduler, request, hit[request.request_id] if len(sizes) == 1 else 0)  # of a window only the end has been loaded
     preempted = [request for request in scheduler.running if request.request_id in hit]
     scheduler.running = [request for request in scheduler.running if request.request_id not in hit]
     now = time.monotonic()
     for request in reversed(preempted):  # each goes to the head of the queue
         scheduler._preempt_request(request, now)
     # A request that was preempted since this step was planned no longer has a table that would tell.
-    lost = [request for request in waiting if request.request_id in scheduled and not tables[request.request_id]]
+    lost = [request for request in waiting if request.request_id in scheduled and not any(tables[request.request_id])]
     skipped = {request.request_id for request in (*preempted, *lost)}
     scheduler.prev_step_scheduled_req_ids -= skipped
     if not scheduler.scheduler_config.async_scheduling:
@@ -128,7 +142,7 @@ def discard(request: Any) -> None:
 
 
 def rewind(scheduler: Any, request: Any, good: int) -> None:
-    """A request that is not running begins at its first bad block. While an asynchronous load is in progress, the engine reads `failed_recving...`."""
+    """A request that is not running begins after that many tokens. While an asynchronous load is in progress, the engine reads `failed_recving...`."""
     request.num_computed_tokens = min(request.num_computed_tokens, good)
     if request.status.name == "WAITING_FOR_REMOTE_KVS":
         scheduler.failed_recving_kv_req_ids.add(request.request_id)

@@ -187,14 +187,14 @@ static uint32_t read_failed_blocks(kvdpy_worker_t *self, uint32_t *ids, uint32_t
 	return n;
 }
 
-/* get_block_ids_with_load_errors() */
+/* get_block_ids_with_load_errors(). Of several groups only where find_results() cannot name the request. */
 static PyObject *find_failed_blocks(kvdpy_worker_t *self)
 {
 	PyObject *set = PySet_New(NULL);
 	uint32_t ids[256], n;
 
 	while (set && (n = read_failed_blocks(self, ids, 256)) > 0) {
-		if (self->groups == 1 && kvdpy_add_numbers(set, ids, n)) {
+		if ((self->groups == 1 || self->results_class == Py_None) && kvdpy_add_numbers(set, ids, n)) {
 			Py_CLEAR(set);
 		}
 	}
