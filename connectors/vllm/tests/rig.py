@@ -96,9 +96,9 @@ class Meta:
 
 
 class Results:
-    def __init__(self) -> None:
+    def __init__(self, finished: set[str] | None = None) -> None:
         self.finished_sending: set[str] = set()
-        self.finished_recving: set[str] = set()
+        self.finished_recving = finished or set()
         self.failed_recving: set[str] = set()
 
 
@@ -182,14 +182,14 @@ def nodes() -> tuple[Daemon, Daemon]:
     return pair[0], pair[1]
 
 
-def common_config(socket: str, name: str, breaker: Any, layers: int, **identity: Any) -> dict[str, Any]:
+def common_config(socket: str, name: str, breaker: Any, layers: int, group_count: int = 1, **identity: Any) -> dict[str, Any]:
     """What both halves are given: opaque pages of one head."""
     text = f"kvk1 heads=1 layers={layers} tokens={BLOCK} k=0 v=0 dtype=byte inner=opaque page={PAGE}"
     return {
         "socket": socket, "instance": "hooks-" + name, "secret": hashlib.sha256(name.encode()).digest(), "program": "hooks", "circuit_breaker": breaker,
         "identity": {"model": "hooks", "weights": "w", "dtype": "f32", "quantization": None, "rope": "none", "lora": None, "hash": None, "hash_tokens": BLOCK,
-                     "groups": f"0:full:{BLOCK}", "layout": text, "page_format": "test", "extra": None, **identity},
-        "layouts": [{"heads": 1, "layers": layers, "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "dtype": _kvd.DTYPE_byte, "inner": _kvd.INNER_opaque, "page_bytes": PAGE}],
+                     "groups": ",".join(f"{group}:full:{BLOCK}" for group in range(group_count)), "layout": text, "page_format": "test", "extra": None, **identity},
+        "layouts": [{"heads": 1, "layers": layers, "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "dtype": _kvd.DTYPE_byte, "inner": _kvd.INNER_opaque, "page_bytes": PAGE}] * group_count,
     }
 
 
@@ -200,7 +200,7 @@ def worker_config(common: dict[str, Any], memory: list[Any], **changes: Any) -> 
              "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "page_bytes": PAGE, "block_stride": PAGE, "head_stride": 0, "save_layer_first": 0, "save_layers": 0, "base": [ctypes.addressof(m) for m in memory]}
     return {
         **common, "meta_class": Meta, "prove": lambda meta: None, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0,
-        "groups": [paged], "threads": 1, "prefault": 0, "memory": _kvd.MEMORY_HOST, "device": 0, "measure": 0, "sms": 0, "save_sms": 0, "promote_rate": 0, "stream_of": None, "layers": None,
+        "groups": [{**paged, "group": group} for group in range(len(common["layouts"]))], "threads": 1, "prefault": 0, "memory": _kvd.MEMORY_HOST, "device": 0, "measure": 0, "sms": 0, "save_sms": 0, "promote_rate": 0, "stream_of": None, "layers": None,
         "layer_bytes": 1, "prefetch": 0, **changes,
     }
 
@@ -212,16 +212,17 @@ class Engine:
         self.breaker = CircuitBreaker()
         self.forgotten: list[tuple[set[int], list[str]]] = []
         self.memory = [ctypes.create_string_buffer(BLOCKS * PAGE) for _ in range(LAYERS)]
-        foreign = options.get("foreign", 1)
-        common = common_config(socket, name, self.breaker, LAYERS, hash="vllm:sha256:00" if foreign else None, weights=options.get("weights", "w"))
+        foreign, groups = options.get("foreign", 1), options.get("groups", 1)
+        common = common_config(socket, name, self.breaker, LAYERS, groups, hash="vllm:sha256:00" if foreign else None, weights=options.get("weights", "w"))
         self.scheduler = _kvd.Scheduler({
             **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "reprove": lambda: None, "find_transfer": self.find_transfer, "transfer_params": self.transfer_params, "find_limits": self.find_limits,
-            "handover_ms": 20000, "group_tokens": [BLOCK], "group_tables": [0], "hash_tokens": BLOCK,
-            "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
+            "handover_ms": 20000, "group_tokens": [BLOCK] * groups, "group_tables": list(range(groups)), "hash_tokens": BLOCK,
+            "writers": [(0, 0, 1, 0, LAYERS)] * groups, "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
             "min_tokens": 0, "defer_shared": options.get("defer_shared", 0), "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
         })
         self.scheduler.set_enabled(True)
-        self.worker = _kvd.Worker(worker_config(common, self.memory, **{key: options[key] for key in ("stream_of", "layers", "prefetch") if key in options}))
+        self.worker = _kvd.Worker(worker_config(common, self.memory, **{key: options[key] for key in ("stream_of", "layers", "prefetch", "results_class") if key in options}))
+        self.names_requests = options.get("results_class", Results) is not None
 
     def forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
         self.forgotten.append((set(invalid), list(requests)))
@@ -278,7 +279,7 @@ class Engine:
         if compute:
             compute()
         self.worker.end_step()
-        results = self.worker.take_results(set())
+        results = self.worker.take_results(set()) if self.names_requests else Results(self.worker.take_finished(set())[1])
         results.errors = self.worker.take_failed_blocks()
         self.worker.take_stats()
         report = self.worker.take_report()

@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from typing import Any
 
-from rig import BLOCK, PAGE, SLOW, Blocks, Engine, Engines, Meta, Request, _kvd, output, prompt, time_us, until
+from rig import BLOCK, PAGE, SLOW, Blocks, Engine, Engines, Meta, Request, Results, _kvd, output, prompt, time_us, until
 
 MISS = (0, False)
 
@@ -306,6 +306,23 @@ class Hooks(Engines):
             self.assertEqual([blocks for blocks, _ in engine.forgotten], [set(table)])
             engine.work(ahead)
             self.assertEqual(len(engine.forgotten), 1)
+
+    def test_a_failed_load_of_several_groups_names_its_request_or_its_blocks(self) -> None:
+        tables, others = ([1, 2, 3, 4], [5, 6, 7, 8]), ([11, 12, 13, 14], [15, 16, 17, 18])
+        first, request = self.engine(groups=2), Request("a", prompt(91, 100))
+        first.scheduler.match(request, 0)
+        first.scheduler.add_blocks(request, Blocks(*tables), 0)
+        first.step(output(new=[("a", tables, 0, 100)]), lambda: [first.write(request, table, 0, 3) for table in tables])
+        first.saved(6)
+        for results_class, blocks, requests in ((Results, set(), {"b"}), (None, {11, 12, 13, 15, 16, 17}, set())):
+            engine, request = self.engine(groups=2, mode=2, results_class=results_class), Request("b", prompt(91, 100))
+            self.assertEqual(engine.scheduler.match(request, 0), (96, True))
+            engine.scheduler.add_blocks(request, Blocks(*others), 96)
+            found = [engine.work(without_leases(engine.scheduler.build_meta(output())))]
+            until(lambda: found[-1].finished_recving, lambda: found.append(engine.step(output())))
+            self.assertEqual(found[-1].finished_recving, {"b"})
+            self.assertEqual(set().union(*(results.errors for results in found)), blocks)
+            self.assertEqual(set().union(*(results.failed_recving for results in found)), requests)
 
     def test_a_step_that_lacks_a_number_of_tokens_is_an_error(self) -> None:
         engine = self.engine()

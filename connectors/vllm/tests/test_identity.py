@@ -275,9 +275,18 @@ class Configs(unittest.TestCase):
         ):
             with self.assertRaisesRegex(Declined, word):
                 self.describe(config, cache)
-        self.compat["failed_recving"] = False
+
+    def test_several_groups_before_0_30_need_a_recovery_that_is_known(self) -> None:
+        window = cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512), 2))
+        self.compat |= {"failed_recving": False, "recovers_groups": False}
         with self.assertRaisesRegex(Declined, "0.30"):
-            self.describe(cache=cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512), 2)))
+            self.describe(cache=window)
+        self.compat["recovers_groups"] = True
+        groups = self.describe(cache=window).groups
+        self.assertTrue(identity.needs_recovery(groups, self.compat))
+        self.assertFalse(identity.needs_recovery(groups[:1], self.compat))
+        with self.assertRaisesRegex(Declined, "whose state"):
+            self.describe(cache=cache_config((spec(), 2), (state_spec(), 2)))
 
     def test_hashes_of_the_engine_are_used_only_where_they_can_be(self) -> None:
         self.assertTrue(self.describe().foreign)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import sys
@@ -15,7 +16,7 @@ sys.path[:0] = [str(ROOT / "connectors" / "vllm"), str(ROOT / "bench" / "gpu" / 
 
 import configurations  # noqa: E402
 from kvd_vllm import compat  # noqa: E402
-from kvd_vllm.compat import SURVIVORS, Mode, load_ways, mode_of, only_async  # noqa: E402
+from kvd_vllm.compat import SURVIVORS, Mode, load_ways, mode_of, only_async, untried_groups  # noqa: E402
 
 KNOWN = SURVIVORS[-1].mode
 
@@ -87,6 +88,12 @@ class LoadWays(unittest.TestCase):
                 found = load_ways(KNOWN, wanted, only_async(groups))
                 self.assertEqual((found.ways, found.refused), (frozenset(), wanted == "sync"))
                 self.assertIn(word, found.sentence)
+
+    def test_several_groups_need_an_engine_whose_recovery_was_tried(self) -> None:
+        known = Mode("0.26.0", "cuda", "V2", "asynchronous", False)
+        self.assertEqual(untried_groups(known), "")
+        self.assertIn("2 ranks", untried_groups(dataclasses.replace(known, ranks=2)))
+        self.assertIn("speculative", untried_groups(dataclasses.replace(known, drafts=True)))
 
     def test_the_mode_is_read_from_the_configuration(self) -> None:
         self.assertEqual(mode_of(config(), "0.25.1"), Mode("0.25.1", "cuda", "V2", "asynchronous", False))

@@ -26,15 +26,16 @@ def request(name: str, status: str, computed: int = 0, placeholders: int = 0) ->
 
 
 class Manager:
-    """Tables, and the blocks that a prefix can be found in."""
+    """Tables, of each group one, and the blocks that a prefix can be found in."""
 
-    def __init__(self) -> None:
-        self.tables: dict[str, list[int]] = {}
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.tables: dict[str, tuple[list[int], ...]] = {}
         self.named: set[int] = set()
         self.block_pool = SimpleNamespace(null_block=SimpleNamespace(block_id=NULL))
+        self.coordinator = SimpleNamespace(single_type_managers=tuple(SimpleNamespace(block_size=size) for size in sizes))
 
-    def get_block_ids(self, name: str) -> tuple[list[int]]:
-        return (self.tables.get(name, []),)
+    def get_block_ids(self, name: str) -> tuple[list[int], ...]:
+        return self.tables.get(name, tuple([] for _ in self.coordinator.single_type_managers))
 
     def evict_blocks(self, blocks: set[int]) -> None:
         self.named -= blocks
@@ -44,23 +45,22 @@ class Manager:
 
 
 class Scheduler:
-    def __init__(self, asynchronous: bool = True) -> None:
-        self.kv_cache_manager = Manager()
+    def __init__(self, asynchronous: bool = True, sizes: tuple[int, ...] = (BLOCK,)) -> None:
+        self.kv_cache_manager = Manager(sizes)
         self.running: list[Any] = []
         self.waiting: deque[Any] = deque()
         self.skipped_waiting: deque[Any] = deque()
-        self.block_size = BLOCK
         self.scheduler_config = SimpleNamespace(async_scheduling=asynchronous)
         self.prev_step_scheduled_req_ids: set[str] = set()
         self.failed_recving_kv_req_ids: set[str] = set()
         self.recompute_kv_load_failures = True
 
-    def add(self, where: Any, table: list[int], *args: Any) -> Any:
+    def add(self, where: Any, table: list[int] | tuple[list[int], ...], *args: Any) -> Any:
         added = request(*args)
         where.append(added)
         if table:
-            self.kv_cache_manager.tables[added.request_id] = table
-            self.kv_cache_manager.named.update(table)
+            self.kv_cache_manager.tables[added.request_id] = table if isinstance(table, tuple) else (table,)
+            self.kv_cache_manager.named.update(*self.kv_cache_manager.tables[added.request_id])
         self.prev_step_scheduled_req_ids.add(added.request_id)
         return added
 
@@ -122,6 +122,27 @@ class Recovery(unittest.TestCase):
         self.assertEqual(scheduler.failed_recving_kv_req_ids, {"loading"})
         self.assertEqual(sorted(scheduler.kv_cache_manager.tables), ["fine", "loaded", "loading"])
 
+    def test_p1_a_load_of_several_groups_is_taken_back_whole(self) -> None:
+        scheduler = Scheduler(sizes=(BLOCK, 2 * BLOCK))
+        loading = scheduler.add(scheduler.skipped_waiting, ([1, 2, 3, 4], [NULL, 5]), "loading", "WAITING_FOR_REMOTE_KVS", 16)
+        other = scheduler.add(scheduler.skipped_waiting, ([6, 7], [8]), "other", "WAITING_FOR_REMOTE_KVS", 8)
+        running = scheduler.add(scheduler.running, ([9], [10]), "running", "RUNNING", 4)
+        recovery.recover(scheduler, {5}, {"running": 1})
+        self.assertEqual([r.num_computed_tokens for r in (loading, other, running)], [0, 8, 4])
+        self.assertEqual(scheduler.failed_recving_kv_req_ids, {"loading"})
+        self.assertEqual(scheduler.running, [running])
+
+    def test_p1_what_comes_after_a_bad_block_is_bad_in_every_group(self) -> None:
+        scheduler = Scheduler(sizes=(BLOCK, 2 * BLOCK, 1))
+        scheduler.add(scheduler.running, ([1, 2, 3, 4], [NULL, 5], [NULL] * 7 + [20, 21, 22]), "hit", "RUNNING", 16)
+        scheduler.add(scheduler.running, ([1, 2], [6], [30]), "before it", "RUNNING", 8)
+        shares = scheduler.add(scheduler.waiting, ([7, 8, 9], [10, 5], [31]), "shares", "WAITING", 12)
+        gone = scheduler.add(scheduler.waiting, (), "preempted since", "PREEMPTED", 0, 1)
+        recovery.recover(scheduler, {3}, {"hit": 1, "before it": 1, "preempted since": 1})
+        self.assertEqual(scheduler.kv_cache_manager.named - {NULL}, {1, 2, 6, 7, 8, 10, 20, 30, 31})
+        self.assertEqual([r.request_id for r in scheduler.running], ["before it"])
+        self.assertEqual((shares.num_computed_tokens, gone.async_tokens_to_discard), (0, 1))
+
     def test_p1_no_garbage_is_found_again_whatever_is_shared(self) -> None:
         print(f"seed {SEED}")
         drawn = random.Random(SEED)
@@ -132,7 +153,7 @@ class Recovery(unittest.TestCase):
                 prefixes.append([*drawn.choice(prefixes), block])
             for i in range(8):
                 scheduler.add(scheduler.running, drawn.choice(prefixes[1:]), str(i), "RUNNING", 8, 1)
-            tables = dict(scheduler.kv_cache_manager.tables)
+            tables = {name: own for name, (own,) in scheduler.kv_cache_manager.tables.items()}
             invalid = set(drawn.sample(range(1, 30), 2))
             garbage = {block for path in tables.values() for at, block in enumerate(path) if invalid & set(path[: at + 1])}
             recovery.recover(scheduler, invalid, dict.fromkeys(tables, 1))
