@@ -84,6 +84,10 @@ typedef struct kvx_scheduler_config {
 	/* 1: the daemon may refuse no save (kvc_put_options_t.optional). 0: while its pool thrashes it may, those of
 	 * requests that are handed over excepted. */
 	int saves_all;
+	/* 1: after the end of a request the engine writes none of its blocks before it has named them in a
+	 * kvx_block_table_t again. Then what the daemon refused, or has not answered by the end, is asked for during
+	 * another second. 0: nothing is. */
+	int keeps_blocks;
 } kvx_scheduler_config_t;
 
 /* Never waits for the daemon, which may come later. KVC_ERR_ARG: the configuration contradicts itself

@@ -199,6 +199,7 @@ kvc_status_t kvx_scheduler_apply_config(kvx_scheduler_t *scheduler, const kvx_sc
 	scheduler->wait_us = config->wait_us ? config->wait_us : KVX_WAIT_US;
 	scheduler->wait_asked = config->wait_us != 0;
 	scheduler->saves_all = config->saves_all;
+	scheduler->keeps_blocks = config->keeps_blocks;
 	scheduler->load_ms = config->load_ms ? config->load_ms : KVX_STEP_LOAD_MS;
 	scheduler->min_tokens = config->min_tokens ? config->min_tokens : scheduler->unit;
 	kvx_cost_model_init(&scheduler->cost_model, scheduler->groups[0].block_tokens, scheduler->token_bytes);

@@ -446,7 +446,8 @@ void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 
 void kvx_request_save_rest(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
 {
-	if (request->refused == KVC_ERR_BUSY && request->computed >= next_save_at(scheduler, request)) {
+	if (scheduler->keeps_blocks && request->refused == KVC_ERR_BUSY &&
+	    request->computed >= next_save_at(scheduler, request)) {
 		request->retry_ns = 0;
 		save_request(scheduler, ask, request, scheduler->step - 1u);
 	}
@@ -524,8 +525,9 @@ static int may_rest(const kvx_scheduler_t *scheduler, const kvx_sput_t *put, uin
 	const kvx_request_t *request = put->request;
 	uint32_t i = 0;
 
-	if (!request->ended || put->once || put->mem != KVX_HOST_MEM || now - request->ended_ns >= LAST_MS * KVX_MS ||
-	    !has_begun(scheduler, request) || !may_ask(scheduler, request)) {
+	if (!scheduler->keeps_blocks || !request->ended || put->once || put->mem != KVX_HOST_MEM ||
+	    now - request->ended_ns >= LAST_MS * KVX_MS || !has_begun(scheduler, request) ||
+	    !may_ask(scheduler, request)) {
 		return 0;
 	}
 	while (i < put->n && kvx_entry_is_current(scheduler, &put->entries[i])) {

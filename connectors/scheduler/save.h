@@ -6,7 +6,8 @@
 
 /* Its first `computed` tokens are computed: reserve what is full and not stored. */
 void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t computed);
-/* It ends: what the daemon was too busy to take is asked for once more, and again after that for a second. */
+/* It ends: what the daemon was too busy to take is asked for once more, and again after that for a second, if the
+ * engine keeps its blocks (kvx_scheduler_config_t). */
 void kvx_request_save_rest(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request);
 /* The request's first `tokens` tokens are in its blocks, and used again. Those that the space in memory of its GPU does
  * not have are saved there, once, if there is room. */

@@ -235,9 +235,10 @@ struct kvx_scheduler {
 	kvx_load_mode_t mode;
 	kvx_sync_hits_t sync_hits;
 	uint32_t wait_us, load_ms, min_tokens;
-	int saves_all;  /* the daemon may refuse none */
-	int wait_asked; /* wait_us is the caller's, however short the step */
-	char *text;     /* storage of the strings of `identity` */
+	int saves_all;    /* the daemon may refuse none */
+	int keeps_blocks; /* of requests that have ended, until they are allocated again */
+	int wait_asked;   /* wait_us is the caller's, however short the step */
+	char *text;       /* storage of the strings of `identity` */
 	kvc_identity_t identity;
 	_Atomic(char *) next_weights; /* given and not adopted yet; NULL: none */
 	_Atomic int named;            /* the weights have a name, or are given one */

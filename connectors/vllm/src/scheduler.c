@@ -360,7 +360,7 @@ static int read_writers(PyObject *dict, uint32_t groups, kvc_writer_t *writers, 
 
 static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 {
-	kvx_scheduler_config_t c = {.struct_size = sizeof c};
+	kvx_scheduler_config_t c = {.struct_size = sizeof c, .keeps_blocks = 1};
 	kvc_writer_t *writers = PyMem_Calloc((size_t)KVDPY_MAX_RANKS * KVDPY_MAX_GROUPS, sizeof *writers);
 	kvdpy_common_t common = {0};
 	kvc_status_t status;
