@@ -529,6 +529,42 @@ JOBS_CASE(p1_blocks_are_the_engines_again_once_a_job_was_ended, RIG_SILENCE)
 	assert_true(stats().save_aborted + stats().load_aborted > 0);
 }
 
+/* What the daemon refused of a save that has ended is not asked for later: the blocks may be others' by then. */
+JOBS_CASE(p1_nothing_is_asked_for_after_the_end_of_a_save, RIG_SILENCE)
+{
+	kvx_load_result_t result = RESULT;
+	kvx_save_result_t saved = SAVED;
+	pair_prompt_t p, other;
+	kvx_save_t *save;
+
+	for (uint32_t c = 200; c < 212; c++) {
+		prompt_compute(&p, c, 10, 20);
+		if (c % 2u) {
+			knobs.put_end = KVC_ERR_CLOSED;
+		} else {
+			knobs.put = KVC_ERR_BUSY;
+			knobs.put_times = 100;
+		}
+		save = start_save(&p);
+		for (uint32_t polls = c / 2u % 3u * 40u; polls > 0 && kvx_save_state(save, &saved) == KVC_PENDING;
+		     polls--) {
+			(void)kvx_poll(side.kvx, 1);
+		}
+		if (c >= 206) {
+			knobs_reset(); /* there is room at its end, or soon after */
+		}
+		kvx_save_end(save);
+		knobs_reset();
+		prompt_compute(&other, 7, 10, 20);
+		for (uint32_t i = 0; i < 20; i++) {
+			(void)kvx_poll(side.kvx, 10);
+		}
+		prompt_init(&p, c, 10, 40);
+		(void)load_now(&p, &result);
+		assert_true(holds(&p, result.blocks));
+	}
+}
+
 /* ---- attaching, and what is refused ---------------------------------------------------------- */
 
 JOBS_CASE(p7_what_fails_at_attach_is_tried_again_in_poll, RIG_SILENCE, .no_space = 1)

@@ -235,6 +235,7 @@ static kvc_status_t open_scheduler(void)
 					       .foreign = !sr.options.own_keys,
 					       .cost_model = sr.options.cost_model,
 					       .mode = sr.options.mode,
+					       .keeps_blocks = 1,
 					       .defer_shared = sr.options.defer_shared,
 					       .wait_us = sr.options.wait_us ? sr.options.wait_us : SR_WAIT_US,
 					       .load_ms = sr.options.load_ms ? sr.options.load_ms : SR_LOAD_MS};

@@ -57,6 +57,7 @@ static void open_scheduler(fe_t *fe)
 					       .foreign = !fe->options.own_keys,
 					       .cost_model = fe->options.cost_model,
 					       .mode = fe->options.mode,
+					       .keeps_blocks = 1,
 					       .wait_us = fe->options.wait_us,
 					       .load_ms = FE_LOAD_MS};
 
