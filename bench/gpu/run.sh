@@ -51,13 +51,16 @@ build_all()
 # At most this many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
 limited()
 {
-	local status=0 left=$((start + ${SECONDS_A_PART:-585} - SECONDS))
+	local session status=0 left=$((start + ${SECONDS_A_PART:-585} - SECONDS))
 	if [ "$left" -le 0 ]; then
 		echo "run.sh: no time is left in this part: ${*:2}"
 		failed=1
 		return
 	fi
-	timeout -k 10 "$((left < $1 ? left : $1))" "${@:2}" || status=$?
+	setsid timeout -k 10 "$((left < $1 ? left : $1))" "${@:2}" &
+	session=$!
+	wait "$session" || status=$?
+	pkill -KILL -s "$session" || true # what a sanitizer has started outlives it, and would keep the GPU
 	if [ "$status" -eq 77 ]; then
 		echo "run.sh: skipped: ${*:2}"
 	elif [ "$status" -ne 0 ]; then
@@ -130,7 +133,7 @@ moe()
 	ep
 	moe_engine
 	for tool in memcheck racecheck; do
-		limited 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_ep" right --quick
+		limited 90 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_ep" right --quick
 		limited 100 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_nn" attention-right --quick
 	done
 	limited 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_nn" product-right --quick
