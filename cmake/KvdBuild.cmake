@@ -29,10 +29,6 @@ if(KVD_SANITIZE)
 		add_compile_options(-Wno-tsan) # a fence it does not model orders non-temporal stores, not threads
 		add_compile_options(-Wno-maybe-uninitialized -Wno-format-truncation) # guesses about instrumented code; of plain code the release build says them
 	endif()
-	find_program(KVD_MOLD mold DOC "A fast linker: sanitizers make programs large")
-	if(KVD_MOLD)
-		add_link_options(-fuse-ld=mold -Wl,-z,norelro) # with 1.10.1 the protected part may begin in a page that is not mapped
-	endif()
 endif()
 if(KVD_FUZZ)
 	add_compile_options(-fsanitize=fuzzer-no-link) # coverage of the code under test, not of the fuzzer alone

@@ -7,7 +7,7 @@ declare -A groups=(
 	[build]="gcc libc6-dev cmake ninja-build pkg-config liburing-dev librocksdb-dev libzmq3-dev libmsgpack-dev libxxhash-dev
 		libssl-dev libmicrohttpd-dev libcurl4-openssl-dev libyaml-dev libjson-c-dev libucx-dev libcmocka-dev g++ python3 procps"
 	[lint]="clang-14 clang-tidy-14 clang-format-14 shellcheck"
-	[ci]="clang-14 libclang-rt-14-dev llvm-14 mold strace nftables iproute2"
+	[ci]="clang-14 libclang-rt-14-dev llvm-14 strace nftables iproute2"
 	[engines]="python3 python3-venv python3-dev libnuma1 gcc g++ binutils"
 	[bench]="fio e2fsprogs util-linux ucx-utils"
 )
