@@ -52,6 +52,8 @@ static void make_tables(kvx_worker_t *worker, kvx_wgpu_t *gpu, const kvx_worker_
 	gpu->layers.least_bytes = config->layer_bytes;
 	gpu->layers.wait_ns = (config->layer_wait_us ? config->layer_wait_us : LAYER_WAIT_US) * UINT64_C(1000);
 	gpu->async_batch = blocks_a_batch(worker, KVX_GPU_ASYNC_BYTES, KVX_GPU_MOVES);
+	gpu->large_batch = blocks_a_batch(worker, KVX_GPU_LARGE_BYTES, KVX_GPU_MOVES);
+	gpu->large_load = KVX_GPU_LARGE_LOAD;
 	gpu->save_batch = blocks_a_batch(worker, KVX_GPU_SAVE_BYTES, KVX_WORKER_MOVES);
 	gpu->expected = kvx_worker_alloc(worker, (size_t)gpu->sync_batch * worker->words, sizeof *gpu->expected);
 	gpu->layers.named = kvx_worker_alloc(worker, worker->groups[0].paged.layers, sizeof *gpu->layers.named);
@@ -356,6 +358,7 @@ static void shrink_batches(kvx_wgpu_t *gpu, uint32_t most)
 {
 	gpu->sync_batch = gpu->sync_batch < most ? gpu->sync_batch : most;
 	gpu->async_batch = gpu->async_batch < most ? gpu->async_batch : most;
+	gpu->large_batch = gpu->large_batch < most ? gpu->large_batch : most;
 	gpu->save_batch = gpu->save_batch < most ? gpu->save_batch : most;
 }
 

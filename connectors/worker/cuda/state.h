@@ -4,7 +4,7 @@
  *   compute             the engine's own stream
  *   load_sync_stream    synchronous loads: after what compute had when they were started, before what compute gets
  *                       afterwards; the host does not wait
- *   load_async_stream   asynchronous loads, by kernels: after what compute had when they were started
+ *   load_async_stream   asynchronous loads: after what compute had when they were started
  *   saves[].stream      saves: after what compute had at the end of their step (kvx_gpu_set_save_point()). Those to
  *                       memory of the GPU have a stream of their own: for a hand-over they are sent before older ones
  *                       to host memory, which must not wait for the step that they wait for
@@ -29,7 +29,9 @@
 #define KVX_GPU_RANGES           32u
 #define KVX_GPU_SYNC_BYTES       (UINT64_C(64) << 20) /* of a job of a synchronous load, at least */
 #define KVX_GPU_ASYNC_BYTES      (UINT64_C(64) << 20) /* of an asynchronous load's job; at most as many are before it */
-#define KVX_GPU_SAVE_BYTES       (UINT64_C(32) << 20) /* of a job of a save */
+#define KVX_GPU_LARGE_LOAD       (UINT64_C(256) << 20) /* asynchronous loads of so much go by the copy engine, */
+#define KVX_GPU_LARGE_BYTES      (UINT64_C(16) << 20)  /* in jobs of that size; at most as many are before one */
+#define KVX_GPU_SAVE_BYTES       (UINT64_C(32) << 20)  /* of a job of a save */
 #define KVX_GPU_NEAR_SPEED       4u /* memory of a GPU takes that many times as many bytes in the same time, or more */
 #define KVX_GPU_LOADS            128u /* jobs of loads in flight: a step does not wait to send its own */
 #define KVX_GPU_ASYNC_LOADS      8u   /* of asynchronous ones: a synchronous load queues behind them */
@@ -139,6 +141,7 @@ struct kvx_wgpu {
 	kvk_cu_stream_t load_sync_stream, load_async_stream;
 	kvx_save_lane_t saves[2]; /* to host memory, to memory of the GPU */
 	uint32_t save_sms;
+	uint64_t large_load; /* bytes */
 	uint64_t promote_rate;
 	uint64_t promote_ns;              /* the pace allows the next batch then; the transfer thread's */
 	_Atomic uint64_t busy_until_ns;   /* the engine computes, or has a moment ago */
@@ -167,8 +170,8 @@ struct kvx_wgpu {
 
 	/* under the lock */
 	pthread_mutex_t lock;
-	uint32_t sync_batch, async_batch, save_batch; /* blocks a job */
-	uint32_t async_blocks_in_flight;              /* of asynchronous loads */
+	uint32_t sync_batch, async_batch, large_batch, save_batch; /* blocks a job */
+	uint32_t async_blocks_in_flight;                           /* of asynchronous loads */
 	uint64_t serial;
 	kvx_gpu_batch_t *first[KVX_LANES], *last[KVX_LANES];
 	kvx_gpu_batch_t batches[KVX_GPU_BATCHES]; /* loads, then saves */

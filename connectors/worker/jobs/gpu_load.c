@@ -227,9 +227,16 @@ static void complete_load(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_stat
 	atomic_fetch_sub(&load->active, 1u);
 }
 
+/* The copy engine moves a large load faster than kernels do, but what an engine copies in before it computes queues
+ * behind all that the copy engine has. So an asynchronous load is given to it in small jobs; small loads, which come
+ * beside many steps, go by kernels (docs/decisions/018). */
+static int is_large(const kvx_wgpu_t *gpu, const kvx_wload_t *load)
+{
+	return load->parts > 0 && load->wanted * load->part[0].group->block_bytes >= gpu->large_load;
+}
+
 /* Submit the blocks and layers that the batch names of its load. BUSY: not now. The load counts the batch as active
- * until it is complete. Asynchronous loads are copied by kernels: the engine's own input copies would queue behind them
- * in the copy engine. Lock held. */
+ * until it is complete. Lock held. */
 static kvc_status_t submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -238,7 +245,7 @@ static kvc_status_t submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 	const uint32_t moves = kvx_wbatch_prepare(worker, &batch->of, gpu->moves, gpu->expected);
 	const int async = batch->lane == KVX_LANE_ASYNC;
 	const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
-				     .way = async ? KVK_GPU_ZERO_COPY : KVK_GPU_AUTO,
+				     .way = async && !is_large(gpu, load) ? KVK_GPU_ZERO_COPY : KVK_GPU_AUTO,
 				     .layout = part->layout,
 				     .paged = &part->group->paged,
 				     .layer = batch->of.layer,
@@ -287,11 +294,15 @@ static uint32_t part_end(kvx_wpart_t *part, const kvx_wpass_t *pass)
 }
 
 /* Blocks of a batch. */
-static uint32_t most_blocks(const kvx_wgpu_t *gpu, const kvx_wpart_t *part, int async)
+static uint32_t most_blocks(const kvx_wgpu_t *gpu, const kvx_wload_t *load, const kvx_wpart_t *part)
 {
-	const uint32_t near = part->mem == KVX_HOST_MEM ? gpu->async_batch : gpu->async_batch * KVX_GPU_NEAR_SPEED;
+	uint32_t blocks = is_large(gpu, load) ? gpu->large_batch : gpu->async_batch;
 
-	return async && near < gpu->sync_batch ? near : gpu->sync_batch;
+	if (part->mem != KVX_HOST_MEM) {
+		blocks = gpu->async_batch * KVX_GPU_NEAR_SPEED;
+	}
+
+	return (load->flags & KVX_MSG_ASYNC) && blocks < gpu->sync_batch ? blocks : gpu->sync_batch;
 }
 
 /* Send a batch of the part, if there is one and a batch is free: how many blocks. Lock held. */
@@ -301,7 +312,7 @@ static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *
 	kvx_wlayers_t *l = &gpu->layers;
 	const int async = (load->flags & KVX_MSG_ASYNC) != 0;
 	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, async ? KVX_LANE_ASYNC : KVX_LANE_SYNC);
-	const uint32_t most = most_blocks(gpu, part, async);
+	const uint32_t most = most_blocks(gpu, load, part);
 	kvx_wbatch_t of = {.load = load, .part = part, .ranges = load->ranges};
 	kvc_status_t status;
 
