@@ -118,6 +118,38 @@ WR_CASE(p7_an_asynchronous_load_leaves_the_copy_engine_alone, wr_layered)
 	}
 }
 
+/* But a large one is given to it in jobs that are small, two at a time. */
+WR_CASE(p7_a_large_asynchronous_load_keeps_little_before_the_copy_engine, wr_layered)
+{
+	const kvx_worker_stats_t before = wr_stats(wr, 0);
+	kvx_wgpu_t *gpu = wr->rank[0].worker->gpu;
+	kvc_lease_t *lease = wr_lease(wr, 0, SAVED);
+	kvx_worker_stats_t after;
+	wr_end_t end;
+
+	wr_fill(wr, 9);
+	wr_device_sync();
+	gpu->large_load = SAVED * WR_LAYERS * WR_PAGE;
+	gpu->large_batch = 2;
+	fake_cuda_hold(1);
+	wr_message_load(wr, lease, KVX_MSG_ASYNC);
+	wr_step(wr);
+	KV_AWAIT(atomic_load(&gpu->in_flight) == 2);
+	usleep(20000);
+	assert_int_equal(atomic_load(&gpu->in_flight), 2);
+	fake_cuda_hold(0);
+	wr_wait_load(wr, KVX_MSG_ASYNC, &end);
+	after = wr_stats(wr, 0);
+	assert_int_equal(end.loaded.status, KVC_OK);
+	assert_int_equal(after.gpu_staged - before.gpu_staged, SAVED / 2);
+	assert_int_equal(after.gpu_zero_copy, before.gpu_zero_copy);
+	wr_check_other(wr, 1);
+	gpu->large_load++;
+	wr_load(wr, lease, KVX_MSG_ASYNC, &end);
+	assert_int_equal(wr_stats(wr, 0).gpu_staged, after.gpu_staged);
+	kvc_release(&lease, 1);
+}
+
 /* Has the asynchronous load failed? */
 static int wait_named(wr_t *wr)
 {
