@@ -232,7 +232,13 @@ static void complete_load(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_stat
  * beside many steps, go by kernels (docs/decisions/018). */
 static int is_large(const kvx_wgpu_t *gpu, const kvx_wload_t *load)
 {
-	return load->parts > 0 && load->wanted * load->part[0].group->block_bytes >= gpu->large_load;
+	uint64_t bytes = 0;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		bytes += load->part[p].n * load->part[p].group->block_bytes;
+	}
+
+	return bytes >= gpu->large_load;
 }
 
 /* Submit the blocks and layers that the batch names of its load. BUSY: not now. The load counts the batch as active
