@@ -101,7 +101,7 @@ static uint64_t asked(void)
 
 /* The ring is faster, and what an engine copies in before it computes waits behind all that the copy engine has on its
  * way. */
-WR_CASE(p7_an_asynchronous_load_leaves_the_copy_engine_alone, wr_layered)
+WR_CASE(p7_a_small_asynchronous_load_leaves_the_copy_engine_alone, wr_layered)
 {
 	for (uint32_t flags = 0; flags <= KVX_MSG_ASYNC; flags += KVX_MSG_ASYNC) {
 		const kvx_worker_stats_t before = wr_stats(wr, 0);
