@@ -129,7 +129,7 @@ typedef struct kvd_ns {
 	kvd_list_t room_waiters;           /* members that wait until entries may keep more */
 	kvd_list_t unclaimed;              /* entries without a consumer, which give way to others */
 	kvd_list_t failed;                 /* the same, but FAILED: they have only a reason */
-	uint64_t forgotten[KVD_FORGOTTEN]; /* names of those that went at the limit of entries; 0: none */
+	uint64_t forgotten[KVD_FORGOTTEN]; /* names of those that ended before a consumer came; 0: none */
 	uint32_t forgotten_next;           /* is used next */
 	uint32_t handovers;                /* the entries                                 */
 	uint64_t other_space;              /* hand-overs whose sides met in two spaces, */

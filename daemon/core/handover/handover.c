@@ -426,13 +426,15 @@ void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, 
 	kvd_handover_discard(core, entry);
 }
 
-void kvd_handover_forget(kvd_core_t *core, kvd_handover_t *entry)
+void kvd_handover_forget(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 {
 	const kv_slice_t transfer = transfer_of(entry);
 	kvd_ns_t *ns = core->ns[entry->ns];
 
-	ns->forgotten[ns->forgotten_next++ % KVD_FORGOTTEN] = hash_name(core, space_of(core, entry), &transfer);
-	kvd_handover_end(core, entry, KV_ERR_EXPIRED, NULL);
+	if (entry->consumer.member == 0) {
+		ns->forgotten[ns->forgotten_next++ % KVD_FORGOTTEN] = hash_name(core, space_of(core, entry), &transfer);
+	}
+	kvd_handover_end(core, entry, why, NULL);
 }
 
 void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
@@ -473,7 +475,7 @@ kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry)
 {
 	/* Blocks of an old epoch are being taken down: the entry has nothing left, whatever its sides do. */
 	if (space_of(core, entry)->epoch != entry->epoch) {
-		kvd_handover_end(core, entry, KV_ERR_STALE_EPOCH, NULL);
+		kvd_handover_forget(core, entry, KV_ERR_STALE_EPOCH);
 		return NULL;
 	}
 	if (has_gone(core, &entry->producer)) {

@@ -49,8 +49,9 @@ kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry);
 
 /* A new entry without sides, for which kvd_handover_make_entry() has made room. KV_ERR_NOMEM. */
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer);
-/* One without sides ends, and its consumer is told when it comes: its name is kept. */
-void kvd_handover_forget(kvd_core_t *core, kvd_handover_t *entry);
+/* It ends, and its sides are told why. If no consumer has come its name is kept: one that comes late waits for nothing.
+ */
+void kvd_handover_forget(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why);
 /* Has an entry of this name had to go? Then it is told once. */
 int kvd_handover_recall(const kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer);
 /* The member is this side from now on. */

@@ -137,7 +137,7 @@ kv_status_t kvd_handover_make_entry(kvd_core_t *core, uint32_t ns)
 	if (failed->head == KVD_NONE) {
 		return KV_ERR_LIMIT;
 	}
-	kvd_handover_forget(core, kvd_handover_at(core, failed->head));
+	kvd_handover_forget(core, kvd_handover_at(core, failed->head), KV_ERR_EXPIRED);
 
 	return KV_OK;
 }

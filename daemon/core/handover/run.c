@@ -25,7 +25,7 @@ static uint32_t expire_entry(void *ctx, uint32_t id)
 		pins += entry->parts[g].pins.count;
 	}
 	if (entry->consumer.member == 0) {
-		kvd_handover_end(core, entry, KV_ERR_EXPIRED, NULL);
+		kvd_handover_forget(core, entry, KV_ERR_EXPIRED);
 	} else if (entry->lacks_room && entry->state != KV_HANDOVER_FAILED && core->now_ns < entry->deadline_ns) {
 		fail_without_room(core, entry);
 	} else if (entry->state == KV_HANDOVER_AWAITED) {
