@@ -382,6 +382,35 @@ STAGE_TEST(p1_a_reset_ends_all_entries_of_its_space, stage_two(64, 0))
 	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
 }
 
+/* The producer ended with the reset and does not come again. */
+STAGE_TEST(p7_a_consumer_after_a_reset_is_told_at_once, stage_two(64, 0))
+{
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("swept", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(send_first("sending", 8, U_FULL, 0), KV_OK);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_OK);
+	space_.epoch++;
+	assert_int_equal(recv(d_, "sending", 0), KV_ERR_EXPIRED); /* it ends in this very request */
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
+	tick_and_check(1);
+	assert_int_equal(u_.core->handovers.used, 0);
+	assert_int_equal(recv(d_, "swept", 0), KV_ERR_EXPIRED);
+	assert_int_equal(recv(d_, "swept", 0), KV_OK); /* told once */
+	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
+}
+
+STAGE_TEST(p7_a_consumer_after_the_time_to_live_is_told_at_once, stage_two(64, 0))
+{
+	u_send_t brief = to_send("t", 4, U_FULL, 1);
+
+	brief.ttl_ms = 2000;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_it(brief), KV_OK);
+	advance(2200000000u);
+	assert_int_equal(u_.core->handovers.used, 0);
+	assert_int_equal(recv(d_, "t", 0), KV_ERR_EXPIRED);
+}
+
 static void report_bad(uint32_t n, uint32_t index)
 {
 	kv_msg_acquire_reply_t reply;
