@@ -276,7 +276,9 @@ static void plan_slot(u_slot_t *slot)
 
 		if (u_free_blocks() < (to / SR_UNIT + 1u - slot->have[0]) * sr.groups) {
 			end_any(); /* else two may preempt themselves by turns for ever */
-			u_preempt(slot);
+			if (slot->state == RUNNING) {
+				u_preempt(slot);
+			}
 		} else {
 			plan_tokens(slot, slot->computed, to);
 		}
