@@ -32,7 +32,7 @@ build() {
 run_tests() {
 	killer=
 	timeout -k 5 600 ctest --test-dir "$copy/build/release/$1" -R "$2" -j "$(nproc)" --stop-on-failure >$copy.log 2>&1 ||
-		killer=$(awk '/\*\*\*/ {failed = failed ? failed : $4} /^ *Start/ {last = $NF} END {print failed ? failed : last}' $copy.log)
+		killer=$(awk '/\*\*\*/ && !/Skipped/ {failed = failed ? failed : $4} /^ *Start/ {last = $NF} END {print failed ? failed : last}' $copy.log)
 }
 
 # NAME FOLDER: the test that it died of before, then all of the folder. 1: it does not compile.
