@@ -80,9 +80,9 @@ class Rig:
     def prompt(self, tokens: int) -> list[int]:
         return [self.random.randrange(FIRST_TOKEN, VOCAB) for _ in range(tokens)]
 
-    def first_token(self, kind: str, prompt: list[int], tokens: int = 2) -> Answer:
+    def first_token(self, kind: str, prompt: list[int], tokens: int = 2, params: dict[str, Any] | None = None) -> Answer:
         time.sleep(PAUSE_S)
-        return self.engines[kind].generate([prompt], tokens)[0]
+        return self.engines[kind].generate([prompt], tokens, params=params)[0]
 
     def settle(self) -> None:
         """Until kvd has everything in memory and on disk."""

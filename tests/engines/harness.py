@@ -219,8 +219,9 @@ class Engine:
         self.submit(requests, limit_s)
         return self.collect(limit_s)
 
-    def generate(self, prompts: Iterable[Sequence[int]], max_tokens: int = 16, salt: str | None = None, together: bool = True) -> list[Answer]:
-        requests = [dict(ids=list(ids), max_tokens=max_tokens, salt=salt) for ids in prompts]
+    def generate(self, prompts: Iterable[Sequence[int]], max_tokens: int = 16, salt: str | None = None, together: bool = True,
+                 params: dict[str, Any] | None = None) -> list[Answer]:
+        requests = [dict(ids=list(ids), max_tokens=max_tokens, salt=salt, params=params) for ids in prompts]
         if together:
             return self.run(requests)
         return [self.run([request])[0] for request in requests]
