@@ -622,7 +622,8 @@ KVC_API kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_ch
  * afterwards the status is KVC_ERR_TIMEOUT, and another consumer may have it. The status is KVC_PENDING until the
  * hand-over is complete and its tail is here. KVC_ERR_TAKEN: it has a consumer. KVC_ERR_OTHER_SPACE, to
  * both sides: the producer has other weights or another layout. KVC_ERR_FULL, to both sides: the producer has found no
- * room for half a second. KVC_ERR_PRODUCER_LOST, _ABORTED, _CORRUPT, _REVOKED, _STALE_EPOCH, ...: it has failed. */
+ * room for half a second. KVC_ERR_EXPIRED, once: it has ended before a consumer came, by its time to live, for want of
+ * room, or with a reset. KVC_ERR_PRODUCER_LOST, _ABORTED, _CORRUPT, _REVOKED, _STALE_EPOCH, ...: it has failed. */
 KVC_API kvc_status_t kvc_handover_recv(kvc_space_t *space, const char *transfer, uint32_t timeout_ms,
 				       kvc_handover_t **p_handover);
 
