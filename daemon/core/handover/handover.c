@@ -79,7 +79,7 @@ static void unlink_transfer(kvd_core_t *core, const kvd_handover_t *entry)
 	*link = entry->hash_next;
 }
 
-/* ---- names of entries that had to go ------------------------------------------------------------- */
+/* ---- names of entries that ended before a consumer came ------------------------------------------ */
 
 static uint64_t hash_name(const kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer)
 {

@@ -52,7 +52,7 @@ kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, con
 /* It ends, and its sides are told why. If no consumer has come its name is kept: one that comes late waits for nothing.
  */
 void kvd_handover_forget(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why);
-/* Has an entry of this name had to go? Then it is told once. */
+/* Has an entry of this name ended before its consumer came? Then it is told once. */
 int kvd_handover_recall(const kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer);
 /* The member is this side from now on. */
 void kvd_handover_join_side(kvd_core_t *core, kvd_handover_side_t *side, const kvd_handover_call_t *call);
