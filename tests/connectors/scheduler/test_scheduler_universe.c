@@ -477,7 +477,7 @@ static void run_universe(uint64_t seed, const void *ctx)
 	w.reserved = sr.scheduler->reserved_bytes;
 	w.step = sr.scheduler->step - 1u;
 	sr.ranks = u_run_ranks;
-	/* All is calm after the last one. */
+	/* The last step is followed by a calm. */
 	for (uint32_t i = 1; i % CALM != 1 || i <= STEPS || !has_seen_enough(); i++) {
 		assert_true(i < U_TRIES);
 		cause_event(i);
